@@ -1,4 +1,4 @@
-// The public class: refuses use after destroy and in forked children, and hands each call to the mode that makes it.
+// The public class: refuses use after destroy and in forked children. Calls of normal mode are in normal_mode.cpp.
 #include "deep_ep/buffer.hpp"
 
 #include <set>
@@ -13,56 +13,21 @@
 namespace deep_ep {
 namespace {
 
-/// UseAfterDestroy, or Error in a child forked after the buffer was made.
-Runtime& alive(const std::unique_ptr<Runtime>& buffer, const char* call) {
-  if (!buffer) fail<UseAfterDestroy>("Buffer::{} after destroy", call);
-  if (buffer->home.left()) {
-    fail<Error>("Buffer::{} in a child forked after the buffer was made: only the process that made it can use it",
-                call);
-  }
-  return *buffer;
-}
-
 /// A forked child has none of the threads that the end of a buffer waits for, and the memory is its parent's.
 void leave_to_the_parent(std::unique_ptr<Runtime>& buffer) {
   if (buffer && buffer->home.left()) static_cast<void>(buffer.release());
 }
 
-/// For a call, which lasts as long as this does: no other thread may make one meanwhile.
-class BufferCall {
- public:
-  BufferCall(const std::unique_ptr<Runtime>& buffer, const char* call, bool while_suspended = false)
-      : runtime_(alive(buffer, call)), call_(call), use_(runtime_.one_thread(), call, while_suspended) {}
-
-  Runtime& runtime() const { return runtime_; }
-  Runtime* operator->() const { return &runtime_; }
-  bool outermost() const { return use_.outermost(); }
-  /// Among ranks of one node, or between nodes; InvalidArgument where neither is possible.
-  NormalMode& normal() const {
-    if (runtime_.only_low_latency()) {
-      fail<Unsupported>("Buffer::{} after ranks were replaced, allowed: low-latency calls", call_);
-    }
-    const NodeMembership& nodes = runtime_.nodes();
-    if (nodes.num_nodes == 1 || runtime_.normal_mode->rails()) return *runtime_.normal_mode;
-    fail<InvalidArgument>(
-        "Buffer::{} needs nodes of equally many consecutive ranks, but the {} ranks are of {} nodes that are not",
-        call_, runtime_.num_ranks(), nodes.num_nodes);
-  }
-  LowLatency& low_latency() const {
-    if (runtime_.low_latency) return *runtime_.low_latency;
-    fail<InvalidArgument>(
-        "{} needs low-latency memory, but the buffer's low_latency.bytes is 0: see Buffer::low_latency_bytes_hint",
-        call_);
-  }
-  LowLatency& masking() const { return low_latency().masking(call_); }
-
- private:
-  Runtime& runtime_;
-  const char* call_;
-  OneThread::Use use_;
-};
-
 }  // namespace
+
+LowLatency& BufferCall::low_latency() const {
+  if (runtime_.low_latency) return *runtime_.low_latency;
+  fail<InvalidArgument>(
+      "{} needs low-latency memory, but the buffer's low_latency.bytes is 0: see Buffer::low_latency_bytes_hint",
+      call_);
+}
+
+LowLatency& BufferCall::masking() const { return low_latency().masking(call_); }
 
 Buffer::Buffer(std::shared_ptr<Bootstrap> bootstrap, std::shared_ptr<Executor> executor, const BufferOptions& options)
     : runtime_(std::make_unique<Runtime>(bootstrap, std::move(executor), options)) {}
@@ -91,16 +56,6 @@ std::vector<int> Buffer::lost_ranks() const {
   return {lost.begin(), lost.end()};
 }
 
-DispatchLayout Buffer::get_dispatch_layout(const ConstTensorView& topk_idx, int num_experts, const CallOptions& call) {
-  return BufferCall(runtime_, "get_dispatch_layout")->normal_mode->count(topk_idx, num_experts, call);
-}
-DispatchResult Buffer::dispatch(const DispatchArguments& arguments, const CallOptions& call) {
-  return BufferCall(runtime_, "dispatch").normal().dispatch(arguments, call);
-}
-CombineResult Buffer::combine(const CombineArguments& arguments, const CallOptions& call) {
-  return BufferCall(runtime_, "combine").normal().combine(arguments, call);
-}
-
 ElasticDispatchResult Buffer::dispatch_elastic(const ElasticDispatchArguments& arguments, const CallOptions& call) {
   return BufferCall(runtime_, "dispatch_elastic").normal().dispatch_elastic(arguments, call);
 }
@@ -113,7 +68,6 @@ ElasticReturn Buffer::begin_combine_elastic(const ElasticCombineArguments& argum
 CombineResult Buffer::end_combine_elastic(const ElasticReturn& back, const CallOptions& call) {
   return BufferCall(runtime_, "end_combine_elastic").normal().end_combine_elastic(back, call);
 }
-EventHandle Buffer::barrier(const CallOptions& call) { return BufferCall(runtime_, "barrier").normal().barrier(call); }
 EventHandle Buffer::prefetch_weights(const WeightPrefetch& weights, const CallOptions& call) {
   return BufferCall(runtime_, "prefetch_weights").normal().prefetch_weights(weights, call);
 }

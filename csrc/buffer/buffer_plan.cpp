@@ -99,7 +99,6 @@ rdma::ConnectionOptions internode_connections(const NodeGrid& grid, int lanes) {
   // would wait for its NIC otherwise, and with it all that its warp serves.
   const int chunks = lanes == 1 ? Rings::kMostChunks : RailPairs::kMostUnderWay;
   options.depth = std::bit_ceil(1 + 2 * static_cast<std::uint32_t>(chunks));
-  if (grid.width == 0) return options;
   for (int number = 0; number < grid.others(); ++number) options.peers.push_back(grid.rail_in(grid.other(number)));
   return options;
 }
@@ -116,17 +115,16 @@ BufferPlan BufferPlan::make(const BufferOptions& asked, const NodeMembership& no
   BufferPlan plan;
   const BufferOptions& options = plan.options = with_memory_for(nodes.num_nodes, asked);
   HeapLayout& layout = plan.layout;
-  plan.grid = {nodes.rank, num_ranks, nodes.ranks_of_each_node()};
-  layout = HeapLayout::make(options, num_ranks, plan.grid.width == 0 ? num_ranks : int{plan.grid.width});
+  const int width = nodes.ranks_of_each_node();
+  plan.grid = {nodes.rank, num_ranks, width == 0 ? num_ranks : width};
+  layout = HeapLayout::make(options, num_ranks, plan.grid.width);
   plan.reach = LowLatencyReach::find(options, nodes);
   // Memory from which NICs fetch rows, and, with rails, rows for relays to forward.
   if (!plan.reach.far.empty()) {
     layout.staging = LowLatencyStaging::make(layout.staging_at(), layout.low_latency,
                                              plan.reach.rail_width == 0 ? 0 : nodes.num_nodes);
   }
-  if (plan.grid.width != 0) {
-    layout.internode = RailWindow::make(layout.internode_at(), plan.grid, options.max_local_experts);
-  }
+  if (width != 0) layout.internode = RailWindow::make(layout.internode_at(), plan.grid, options.max_local_experts);
   return plan;
 }
 
@@ -149,7 +147,9 @@ std::array<rdma::ConnectionOptions, 2> BufferPlan::connections() const {
   std::array<rdma::ConnectionOptions, 2> sets = {
       low_latency_connections(reach.far, std::max(1, options.low_latency.lanes)),
       internode_connections(grid, std::max(1, options.internode.lanes))};
-  if (!reach.far.empty()) sets[kLowLatency].rail_width = grid.width;  // where the fabric connects rails only
+  if (!reach.far.empty() && grid.others() != 0) {
+    sets[kLowLatency].rail_width = grid.width;  // where the fabric connects rails only
+  }
   return sets;
 }
 

@@ -60,7 +60,7 @@ struct LowLatencyReach {
 int lanes_for(int far, bool keeps_to_path);
 /// Queue pairs of low-latency calls to the ranks `far` that they reach by RDMA, by `lanes` lanes.
 rdma::ConnectionOptions low_latency_connections(const std::vector<int>& far, int lanes);
-/// Queue pairs of normal mode to the rails in other nodes, by `lanes` lanes; none in a grid of width 0.
+/// Queue pairs of normal mode to the rails in other nodes, by `lanes` lanes.
 rdma::ConnectionOptions internode_connections(const NodeGrid& grid, int lanes);
 
 /// See InternodeOptions::heap_bytes.
@@ -69,8 +69,8 @@ BufferOptions with_memory_for(int num_nodes, BufferOptions options);
 struct BufferPlan {
   BufferOptions options;  ///< with memory for these nodes
   HeapLayout layout;
-  LowLatencyReach reach;      ///< of low-latency calls
-  NodeGrid grid{.width = 0};  ///< of normal mode between nodes; width 0: one node, or nodes that are not alike
+  LowLatencyReach reach;  ///< of low-latency calls
+  NodeGrid grid;          ///< of normal mode; one node, too, where nodes are not alike
 
   /// `options`: as all ranks agree on them. OutOfMemory and InvalidArgument where options leave too little room.
   static BufferPlan make(const BufferOptions& options, const NodeMembership& nodes);

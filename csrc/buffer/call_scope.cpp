@@ -37,7 +37,7 @@ std::vector<Tensor> lay_out(std::span<const TensorView> views, const std::shared
 }  // namespace
 
 void CallContext::settle() const {
-  if (const EventHandle latest = home->latest()) executor->wait_event(comm_stream, latest);
+  if (const EventHandle latest = home->latest_for(comm_stream)) executor->wait_event(comm_stream, latest);
   executor->synchronize(comm_stream);
 }
 
@@ -63,9 +63,7 @@ CallScope::CallScope(const CallContext& context, const CallOptions& call)
   if (!in_place) graph_ = executor.capture_id(stream_);
   HomeStream& home = *context_.home;
   if (!recording()) {
-    // The default stream stays the same one; any other handle may by now belong to another stream.
-    const EventHandle latest = stream_ == nullptr ? home.latest_unless_on(stream_) : home.latest();
-    if (latest) executor.wait_event(stream_, latest);
+    if (const EventHandle latest = home.latest_for(stream_)) executor.wait_event(stream_, latest);
   }
   home.works_on(stream_);
 }

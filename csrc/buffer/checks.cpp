@@ -90,6 +90,12 @@ void check_token_count(const char* name, std::int64_t tokens, int num_ranks) {
   check_range(name, tokens, 0, INT32_MAX / std::max(2, num_ranks));
 }
 
-void check_config(const Config& config) { check_range("config.num_sms", config.num_sms, 0, defaults::kMostSms); }
+void check_experts(const char* name, std::int64_t experts, int num_ranks, int most) {
+  if (experts >= 1 && experts % num_ranks == 0 && experts / num_ranks <= most) return;
+  fail<InvalidArgument>("{} is {}, allowed: a multiple of the {} ranks, at most {} a rank", name, experts, num_ranks,
+                        most);
+}
+
+void check_sms(int num_sms) { check_range("num_sms", num_sms, 0, defaults::kMostSms); }
 
 }  // namespace deep_ep

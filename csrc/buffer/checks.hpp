@@ -3,8 +3,8 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <optional>
 
-#include "deep_ep/config.hpp"
 #include "deep_ep/error.hpp"
 #include "deep_ep/tensor.hpp"
 
@@ -33,6 +33,17 @@ void check_alignment(const char* name, const ConstTensorView& tensor);
 /// That many rows of each rank can be counted in 31 bits.
 void check_token_count(const char* name, std::int64_t tokens, int num_ranks);
 
-void check_config(const Config& config);
+/// All ranks own equally many, `most` at most.
+void check_experts(const char* name, std::int64_t experts, int num_ranks, int most);
+
+void check_sms(int num_sms);
+
+/// Of a tensor that need not be given, then nullptr: its memory, if it is contiguous and of this type and shape.
+template <class T, class View>
+auto checked_memory(const char* name, const std::optional<View>& tensor, const Device& device, DType dtype,
+                    std::initializer_list<std::int64_t> shape) {
+  if (tensor) check_tensor(name, *tensor, device, {dtype}, shape);
+  return tensor ? tensor->template as<T>() : nullptr;
+}
 
 }  // namespace deep_ep

@@ -1,6 +1,6 @@
-// Values that the caller may leave to the library, or choose within limits: SMs of a call, parts of the heap, what
-// hints add. C++, Python and the tools take these numbers from here. What kernels limit is in kernels/common/limits.hpp
-// and kernels/kernel_list.hpp; how a plan divides a block's warps, in that plan; how many warps suit a device, in its
+// Values that the caller may leave to the library, or choose within limits: SMs of a call, parts of the heap. C++,
+// Python and the tools take these numbers from here. What kernels limit is in kernels/common/limits.hpp and
+// kernels/kernel_list.hpp; how a plan divides a block's warps, in that plan; how many warps suit a device, in its
 // executor's LaunchPolicy.
 #pragma once
 
@@ -10,8 +10,8 @@
 
 namespace deep_ep::defaults {
 
-// Tuning of calls: see Config. Few SMs saturate NVLink, on 8 H200: dispatch is as fast with 8 as with 24, combine with
-// 16. The curves are in results/measurements/. Other numbers of ranks have not been tuned.
+// Tuning of calls: see buffer.hpp, "SMs". Few SMs saturate NVLink, on 8 H200: dispatch is as fast with 8 as with 24,
+// combine with 16. The curves are in results/measurements/. Other numbers of ranks have not been tuned.
 constexpr int kDispatchSms = 10;
 constexpr int kCombineSms = 16;
 constexpr int kLoadBalanceSms = 16;
@@ -19,17 +19,7 @@ constexpr int kMostSms = 4096;
 
 /// Of the heap, the window takes a quarter, up to 1 GiB.
 constexpr std::size_t window_bytes(std::size_t heap_bytes) { return std::min(heap_bytes / 4, std::size_t{1} << 30); }
-/// The heap that leaves so many bytes when the window has its part.
-constexpr std::size_t heap_with_window(std::size_t bytes) { return bytes / 3 * 4; }
-
-/// Of an 8-bit row: 4 bytes for each 128 channels.
-constexpr std::int64_t scale_bytes(std::int64_t row_bytes) { return row_bytes / 32; }
-/// What a received row takes beside its own bytes and its scales, at most: indices and weights of its selections, its
-/// index at the source.
-constexpr std::int64_t row_overhead(int num_topk) { return std::int64_t{num_topk} * (8 + 4) + 4; }
 /// The most that hints ask for low-latency calls: a tenth of what a GPU has.
 constexpr std::size_t kMostLowLatencyBytes = std::size_t{8} << 30;
-/// Room that hints leave for signals, at least.
-constexpr std::size_t kSignalBytes = std::size_t{16} << 20;
 
 }  // namespace deep_ep::defaults

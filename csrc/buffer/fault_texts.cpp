@@ -47,9 +47,14 @@ const char* text_of(Wanted wanted) {
 }
 
 constexpr std::array<const char*, CallShape::kWords> kShapeFields = {
-    "bytes of a row of x",         "bytes of a row of x_scales", "top-k",
-    "bytes of a topk_idx element", "number of experts",          "dtype of x",
-    "dtype of x_scales",           "protocol version",           "topk_weights",
+    "bytes of a row of x",
+    "bytes of a row of x_scales",
+    "top-k",
+    "bytes of a topk_idx element",
+    "number of experts",
+    "dtype of x",
+    "dtype of x_scales",
+    "topk_weights",
 };
 
 /// See RowField.
@@ -60,7 +65,7 @@ constexpr std::array<const char*, 5> kRowFields = {
 /// A word of the CallShape as a message should show it.
 std::string describe_shape_value(int field, std::uint64_t value) {
   const bool is_dtype = field == 5 || field == 6;
-  if (field == 8) return value == 0 ? "not given" : "given";
+  if (field == 7) return value == 0 ? "not given" : "given";
   return is_dtype ? name_of(static_cast<DType>(value)) : std::to_string(value);
 }
 

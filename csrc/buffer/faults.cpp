@@ -19,17 +19,18 @@ bool written(const FaultRecord& record) { return __atomic_load_n(&record.written
 
 }  // namespace
 
-Faults::Faults(const CallContext& calls, const std::shared_ptr<Executor>& executor, int rank, int num_ranks,
-               double timeout_s, std::shared_ptr<ControlWords> words,
-               std::shared_ptr<const control::Membership> membership, bool masking)
+Faults::Faults(const CallContext& calls, int rank, int num_ranks, double timeout_s, std::shared_ptr<ControlWords> words,
+               std::shared_ptr<const control::Membership> membership, bool masking,
+               std::function<std::string()> explain)
     : calls_(calls),
       rank_(rank),
       timeout_s_(timeout_s),
-      records_(pinned_memory<FaultRecord>(executor, kRecords * sizeof(FaultRecord))),
-      abort_(device_memory<std::uint64_t>(executor)),
+      records_(pinned_memory<FaultRecord>(calls.executor, kRecords * sizeof(FaultRecord))),
+      abort_(device_memory<std::uint64_t>(calls.executor)),
       words_(std::move(words)),
       membership_(std::move(membership)),
-      abort_words_{abort_.get()} {
+      abort_words_{abort_.get()},
+      explain_(std::move(explain)) {
   set_abort_words(0, calls_.comm_stream);
   if (words_ == nullptr) return;
   initial_.words = words_.get();
@@ -37,7 +38,7 @@ Faults::Faults(const CallContext& calls, const std::shared_ptr<Executor>& execut
   initial_.num_ranks = num_ranks;
   initial_.masking = masking ? 1 : 0;
   initial_.step_ns = timeout_s == 0 ? ~std::uint64_t{0} : timeout_ns(timeout_s) / 4;
-  control_ = device_memory<ControlState>(executor);
+  control_ = device_memory<ControlState>(calls.executor);
   forget_verdicts();
 }
 
@@ -66,13 +67,6 @@ bool Faults::broken() const {
   return broken_ != nullptr || (written(fault) && breaks(fault));
 }
 
-template <class E>
-void Faults::break_by(const std::string& why) {
-  broken_ = std::make_exception_ptr(E(why));
-  std::rethrow_exception(broken_);
-}
-template void Faults::break_by<TimeoutError>(const std::string& why);
-
 void Faults::break_by_interruption() {
   broken_ = std::make_exception_ptr(Interrupted(fmt::format(
       "rank {}: a call was interrupted while it waited. The ranks no longer agree: destroy the buffer", rank_)));
@@ -98,12 +92,13 @@ void Faults::end_waits() const {
   set_abort_words(1, beside.get());
 }
 
-int Faults::find_lost(int waited_for) const {
-  if (membership_ == nullptr || waited_for == rank_) return control::kNobody;
+std::optional<int> Faults::find_lost(int waited_for) const {
+  if (membership_ == nullptr || waited_for == rank_) return {};
   const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(std::min(timeout_s_ / 4, 1.0));
   for (;;) {
     const int lost = membership_->lost_for(waited_for);
-    if (lost != control::kNobody || std::chrono::steady_clock::now() > until) return lost;
+    if (lost != control::kNobody && lost != rank_) return lost;
+    if (lost == rank_ || std::chrono::steady_clock::now() > until) return {};
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
@@ -157,8 +152,7 @@ void Faults::raise(FaultRecord& fault) {
 }
 
 void Faults::raise_timeout(const FaultRecord& fault) {
-  std::optional<int> lost = find_lost(fault.peer);
-  if (lost == control::kNobody || lost == rank_) lost.reset();
+  const std::optional<int> lost = find_lost(fault.peer);
   std::string why;
   if (lost) {
     if (membership_->ended_by_error(*lost)) {
@@ -171,7 +165,7 @@ void Faults::raise_timeout(const FaultRecord& fault) {
   const std::string text = describe_fault(fault, rank_, timeout_s_, lost, why);
   const std::string failures = describe_failures();  // the wait may have been in vain for another reason
   if (!failures.empty()) break_by<SystemError>(failures + "; " + text);
-  const std::string more = explain_ ? explain_() : std::string();
+  const std::string more = explain_();
   break_by<TimeoutError>(more.empty() ? text : text + ". " + more);
 }
 

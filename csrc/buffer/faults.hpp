@@ -39,16 +39,15 @@ constexpr bool breaks(const FaultRecord& fault) {
 class Faults {
  public:
   /// With a control plane, which has `words`, kernels report their waits to it and obey its verdicts: without `masking`
-  /// waits for lost ranks end their calls, with it low-latency calls go on without them.
-  Faults(const CallContext& calls, const std::shared_ptr<Executor>& executor, int rank, int num_ranks, double timeout_s,
-         std::shared_ptr<ControlWords> words = {}, std::shared_ptr<const control::Membership> membership = {},
-         bool masking = false);
+  /// waits for lost ranks end their calls, with it low-latency calls go on without them. `explain` adds to the text of
+  /// a TimeoutError: it is called once, when all calls have ended.
+  Faults(
+      const CallContext& calls, int rank, int num_ranks, double timeout_s, std::shared_ptr<ControlWords> words,
+      std::shared_ptr<const control::Membership> membership, bool masking,
+      std::function<std::string()> explain = [] { return std::string(); });
 
   /// For kernels: where they put faults on record, and how long they wait.
   WaitContext wait_context() const;
-
-  /// Adds to the text of a TimeoutError: `explain` is called once, when all calls have ended.
-  void explain_timeouts_by(std::function<std::string()> explain) { explain_ = std::move(explain); }
 
   /// In device memory; null without a control plane.
   ControlState* control() const { return control_.get(); }
@@ -66,9 +65,12 @@ class Faults {
   bool broken() const;
   /// The others have masked this rank, and it has not come back.
   bool given_up() const;
-  /// Breaks the buffer: this and every later call throws E, which is TimeoutError outside this class.
+  /// Breaks the buffer: this and every later call throws E.
   template <class E>
-  [[noreturn]] void break_by(const std::string& why);
+  [[noreturn]] void break_by(const std::string& why) {
+    broken_ = std::make_exception_ptr(E(why));
+    std::rethrow_exception(broken_);
+  }
   /// Later calls throw SystemError.
   void break_by_rdma(const std::string& why) { broken_ = std::make_exception_ptr(SystemError(why)); }
   /// The caller does not want to wait any longer: kernels leave their waits, and this and every later call throws. On
@@ -84,9 +86,9 @@ class Faults {
   [[noreturn]] void raise_timeout(const FaultRecord& fault);
   void end_waits() const;
   void set_abort_words(std::uint8_t bytes, StreamHandle stream) const;
-  /// Because of which rank nothing comes of `waited_for`, which has been waited for in vain: the verdict, for which
-  /// this waits a little, or kNobody.
-  int find_lost(int waited_for) const;
+  /// Because of which other rank nothing comes of `waited_for`, which has been waited for in vain: the verdict, for
+  /// which this waits a little.
+  std::optional<int> find_lost(int waited_for) const;
   /// A failed queue pair of this rank, as the reason for a wait in vain: the rank waited for may itself wait for what
   /// was lost there. Empty where no queue pair has failed, or where a process has ended, which takes its queue pairs
   /// along. Call it after find_lost(), which gives the verdict time to come.
@@ -104,8 +106,8 @@ class Faults {
   std::shared_ptr<ControlState> control_;  ///< device memory
   ControlState initial_{};                 ///< what was there first
   std::vector<std::uint64_t*> abort_words_;
-  std::function<std::string()> explain_;  ///< may be empty
-  std::exception_ptr broken_;             ///< what every later call throws; null: the buffer is not broken
+  std::function<std::string()> explain_;
+  std::exception_ptr broken_;  ///< what every later call throws; null: the buffer is not broken
 };
 
 // Fault records in words: fault_texts.cpp.

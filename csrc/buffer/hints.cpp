@@ -22,18 +22,20 @@ std::size_t Buffer::heap_bytes_hint(int num_ranks, std::int64_t tokens, std::int
   check_range("row_bytes", row_bytes, 0, INT32_MAX);
   check_range("num_topk", num_topk, 0, kMaxTopk);
   check_range("scale_bytes", scale_bytes, INT32_MIN, INT32_MAX);
-  if (scale_bytes < 0) scale_bytes = defaults::scale_bytes(row_bytes);
-  // Worst case: every rank sends all its tokens to one. Each tensor's start is aligned.
+  if (scale_bytes < 0) scale_bytes = row_bytes / 32;
+  // Worst case: every rank sends all its tokens to one. Each tensor's start is aligned. A row has indices and weights
+  // of its selections, and its index at the source.
   const std::int64_t rows = tokens * num_ranks;
-  const std::int64_t bytes_of_row = row_bytes + scale_bytes + defaults::row_overhead(num_topk);
+  const std::int64_t bytes_of_row = row_bytes + scale_bytes + std::int64_t{num_topk} * (8 + 4) + 4;
   if (rows > static_cast<std::int64_t>(kMostOptionBytes / 2) / bytes_of_row) {
     fail<InvalidArgument>("tokens is {}, allowed: at most {} for {} ranks and rows of {} bytes", tokens,
                           static_cast<std::int64_t>(kMostOptionBytes / 2) / bytes_of_row / num_ranks, num_ranks,
                           bytes_of_row);
   }
   const auto tensors = static_cast<std::size_t>(rows * bytes_of_row) + 8 * Arena::kAlignment;
+  constexpr std::size_t kSignals = std::size_t{16} << 20;  // at least
   const std::size_t signals = HeapLayout::most_signal_bytes(num_ranks, BufferOptions{}.max_local_experts);
-  return defaults::heap_with_window(tensors + std::max(defaults::kSignalBytes, signals));
+  return (tensors + std::max(kSignals, signals)) / 3 * 4;  // the window takes a quarter
 }
 
 std::size_t Buffer::heap_bytes_for(int num_ranks, std::size_t bytes) {

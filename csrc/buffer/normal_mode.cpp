@@ -3,10 +3,8 @@
 #include <algorithm>
 #include <thread>
 
-#include "csrc/bootstrap/agreement.hpp"
 #include "csrc/buffer/defaults.hpp"
 #include "csrc/buffer/elastic/elastic.hpp"
-#include "csrc/buffer/row_launch.hpp"
 #include "csrc/executor/kernel_table.hpp"
 #include "csrc/support/backoff.hpp"
 #include "csrc/support/deadline.hpp"
@@ -18,8 +16,6 @@
 
 namespace deep_ep {
 namespace {
-
-constexpr std::int64_t kProtocolVersion = 4;
 
 /// Of arguments that have been checked, or are about to be.
 int num_experts(const DispatchArguments& arguments) {
@@ -201,7 +197,7 @@ void check_sent_rows(const DispatchArguments& arguments, const Runtime& runtime)
     check_strided_tensor("x_scales", *scales, runtime.device(), {DType::float32, DType::int32}, {x.size(0), kAnySize});
     check_range("width of x_scales", scales->size(1), 0, INT32_MAX / 4);
   }
-  check_config(arguments.config);
+  check_sms(arguments.num_sms);
 }
 
 void check_selections(const DispatchArguments& arguments, const Runtime& runtime) {
@@ -227,7 +223,7 @@ CallShape call_shape(const DispatchArguments& arguments, int num_experts) {
   return {{row_bytes(arguments.x), scales ? row_bytes(*scales) : 0, selections ? selections->size(1) : 0,
            selections ? static_cast<std::int64_t>(size_of(selections->dtype)) : 0, num_experts,
            static_cast<std::int64_t>(arguments.x.dtype), scales ? static_cast<std::int64_t>(scales->dtype) : 0,
-           kProtocolVersion, arguments.topk_weights ? 1 : 0}};
+           arguments.topk_weights ? 1 : 0}};
 }
 
 SentRows sent_rows(const DispatchArguments& arguments, int num_local_experts) {
@@ -309,38 +305,57 @@ void wait_for_counts(Runtime& runtime, const HostCounts& counts, CallScope& scop
   faults.raise();
 }
 
+NormalMode& BufferCall::normal() const {
+  if (runtime_.only_low_latency()) {
+    fail<Unsupported>("Buffer::{} after ranks were replaced, allowed: low-latency calls", call_);
+  }
+  const NodeMembership& nodes = runtime_.nodes();
+  if (nodes.num_nodes == 1 || runtime_.normal_mode->rails()) return *runtime_.normal_mode;
+  fail<InvalidArgument>(
+      "Buffer::{} needs nodes of equally many consecutive ranks, but the {} ranks are of {} nodes that are not", call_,
+      runtime_.num_ranks(), nodes.num_nodes);
+}
+
 NormalMode::NormalMode(Runtime& runtime) : runtime_(runtime) {
   common_.rank = runtime.rank();
   common_.num_ranks = runtime.num_ranks();
   common_.control = runtime.layout().control;
-  common_.grid = {runtime.rank(), runtime.num_ranks(), runtime.num_ranks()};
-  if (runtime.layout().internode.bytes != 0) {
-    common_.grid = runtime.node_grid();
+  common_.grid = runtime.node_grid();
+  if (common_.grid.others() != 0) {
     common_.window = runtime.layout().internode;
     common_.lanes = runtime.options().internode.lanes;
     common_.peers = runtime.connections(BufferPlan::kNormalMode).device_peers();
   }
-  agree(runtime.bootstrap(), "allocating memory for the calls of a Buffer", [&] {
-    const auto ranks = static_cast<std::size_t>(runtime.num_ranks());
-    const auto experts = static_cast<std::size_t>(runtime.options().max_local_experts);
-    host_counts_ = pinned_memory<HostCounts>(runtime.executor(), sizeof(HostCounts) + sizeof(std::int32_t) * experts);
-    state_ = runtime.zeroed_memory<KernelState>();
-    // Ranks, experts, and nodes, which are at most ranks.
-    layout_work_ = runtime.zeroed_memory<LayoutWork>(sizeof(LayoutWork) +
-                                                     sizeof(std::int32_t) * (ranks + ranks * experts + ranks));
-    common_.heaps = runtime.heap()->device_peers();
-    common_.state = state_.get();
-    if (!rails()) return;
-    rail_states_ =
-        runtime.zeroed_memory<RailState>(static_cast<std::size_t>(common_.grid.others()) * sizeof(RailState));
-    common_.rails = rail_states_.get();
-  });
-  if (rails()) log::info("buffer: rank {} in normal mode between nodes: {}", runtime.rank(), describe_rails());
+  const auto ranks = static_cast<std::size_t>(runtime.num_ranks());
+  const auto experts = static_cast<std::size_t>(runtime.options().max_local_experts);
+  host_counts_ = pinned_memory<HostCounts>(runtime.executor(), sizeof(HostCounts) + sizeof(std::int32_t) * experts);
+  state_ = runtime.zeroed_memory<KernelState>();
+  // Ranks, experts, and nodes, which are at most ranks.
+  layout_work_ =
+      runtime.zeroed_memory<LayoutWork>(sizeof(LayoutWork) + sizeof(std::int32_t) * (ranks + ranks * experts + ranks));
+  common_.heaps = runtime.heap()->device_peers();
+  common_.state = state_.get();
+  if (!rails()) return;
+  rail_states_ = runtime.zeroed_memory<RailState>(static_cast<std::size_t>(common_.grid.others()) * sizeof(RailState));
+  common_.rails = rail_states_.get();
+  log::info("buffer: rank {} in normal mode between nodes: {}", runtime.rank(), describe_rails());
 }
 
 std::string NormalMode::describe_rails() const {
   const std::string text = runtime_.connections(BufferPlan::kNormalMode).describe();
   return common_.lanes == 1 ? text : fmt::format("{} lanes, {}", common_.lanes, text);
+}
+
+std::string NormalMode::describe() const {
+  const bool one_node = runtime_.nodes().num_nodes == 1;
+  if (!one_node && !rails()) return "normal mode: not between nodes that are not all of equally many consecutive ranks";
+  const int lanes = runtime_.options().internode.lanes;
+  return fmt::format("normal mode: dispatch on {} SMs, combine on {}, of {}, where a call does not say{}",
+                     runtime_.sms(0, defaults::kDispatchSms), runtime_.sms(0, defaults::kCombineSms),
+                     runtime_.policy().multiprocessors,
+                     !one_node    ? fmt::format(", between nodes by {}", describe_rails())
+                     : lanes <= 1 ? std::string()
+                                  : fmt::format(", without the {} lanes, as there is one node", lanes));
 }
 
 void NormalMode::check_handle(const DispatchHandle* handle) const {
@@ -391,17 +406,18 @@ TransferParams NormalMode::transfer_params(const DispatchHandle& handle, std::si
   return params;
 }
 
-DispatchLayout NormalMode::count(const ConstTensorView& topk_idx, int num_experts, const CallOptions& call) {
-  const int num_ranks = runtime_.num_ranks();
-  check_tensor("topk_idx", topk_idx, runtime_.device(), {DType::int32, DType::int64}, {kAnySize, kAnySize});
+DispatchLayout Buffer::get_dispatch_layout(const ConstTensorView& topk_idx, int num_experts, const CallOptions& call) {
+  const BufferCall in(runtime_, "get_dispatch_layout");
+  const int num_ranks = in->num_ranks();
+  check_tensor("topk_idx", topk_idx, in->device(), {DType::int32, DType::int64}, {kAnySize, kAnySize});
   check_token_count("number of tokens", topk_idx.size(0), num_ranks);
   check_range("width of topk_idx", topk_idx.size(1), 0, INT32_MAX);
-  check_range("num_experts", num_experts, 1, std::int64_t{num_ranks} * runtime_.options().max_local_experts);
+  check_range("num_experts", num_experts, 1, std::int64_t{num_ranks} * in->options().max_local_experts);
   if (num_experts % num_ranks != 0) {
     fail<InvalidArgument>("num_experts is {}, it must be a multiple of the {} ranks", num_experts, num_ranks);
   }
-  CallScope scope = runtime_.begin(call);
-  DispatchLayout layout = count(topk_idx, num_experts, scope);
+  CallScope scope = in->begin(call);
+  DispatchLayout layout = in->normal_mode->count(topk_idx, num_experts, scope);
   layout.event = scope.finish();
   return layout;
 }
@@ -436,51 +452,60 @@ DispatchLayout NormalMode::count(const ConstTensorView& topk_idx, int num_expert
   return layout;
 }
 
-DispatchResult NormalMode::dispatch(const DispatchArguments& arguments, const CallOptions& call) {
-  check_sent_rows(arguments, runtime_);
+DispatchResult Buffer::dispatch(const DispatchArguments& arguments, const CallOptions& call) {
+  const BufferCall in(runtime_, "dispatch");
+  NormalMode& mode = in.normal();
+  check_sent_rows(arguments, *runtime_);
   if (arguments.handle != nullptr) {
-    check_dispatched(arguments.handle, arguments.x.size(0));
+    mode.check_dispatched(arguments.handle, arguments.x.size(0));
   } else {
-    check_layout(arguments, runtime_);
+    check_layout(arguments, *runtime_);
   }
-  CallScope scope = runtime_.begin(call);
-  DispatchResult result = dispatch(arguments, scope);
-  hand_out(result.handle, scope);
+  CallScope scope = in->begin(call);
+  DispatchResult result = mode.dispatch(arguments, scope);
+  NormalMode::hand_out(result.handle, scope);
   result.event = scope.finish();
   return result;
 }
 
 DispatchResult NormalMode::dispatch(const DispatchArguments& arguments, CallScope& scope) {
-  const bool fresh = arguments.handle == nullptr;
-  const SentRows rows = sent_rows(arguments, fresh ? num_experts(arguments) / common_.num_ranks : 0);
+  const bool fresh = arguments.handle == nullptr, exact = fresh && arguments.num_worst_tokens == 0;
+  const int experts = fresh ? num_experts(arguments) / common_.num_ranks : 0;
+  const SentRows rows = sent_rows(arguments, experts);
   check_room(rows.rows);
-  DispatchResult result;
-  if (!fresh) result.handle = *arguments.handle;
-  const bool in_heap = fresh ? exchange(arguments, rows, result, scope) : make_room(arguments, rows, result, scope);
-  send(rows, arguments.config, result, in_heap, scope);
-  if (!arguments.topk_weights) result.recv_topk_weights.reset();
-  return result;
-}
-
-bool NormalMode::exchange(const DispatchArguments& arguments, const SentRows& rows, DispatchResult& result,
-                          CallScope& scope) {
-  const bool exact = arguments.num_worst_tokens == 0;
   check_recording(scope, exact);
+  DispatchResult result;
   DispatchHandle& handle = result.handle;
-  const std::int64_t tokens = arguments.x.size(0);
-  const int experts = num_experts(arguments);
+  if (!fresh) handle = *arguments.handle;
   bool in_heap = true;
   const auto make_room_for = [&](std::int64_t received, std::int64_t relayed) {
     handle.num_recv_rows = received;
     in_heap = make_room(arguments, rows, result, scope);
-    if (!rails()) return;
+    if (!rails() || !fresh) return;
     handle.relay_rows = scope.pool_tensor(unplaced(runtime_.device(), DType::int32, {relayed, common_.grid.width}));
   };
+  // Memory for the worst case is made before the exchange: it may throw, and no peer counts on this rank yet.
+  if (!exact) {
+    const std::int64_t most = fresh ? arguments.num_worst_tokens : handle.num_recv_rows;
+    make_room_for(most, most * common_.grid.width);
+  }
+  if (fresh) exchange_counts(arguments, handle, scope);
+  if (exact) {
+    const HostCounts& counts = *host_counts_;
+    wait_for_counts(runtime_, counts, scope);
+    result.num_recv_tokens_per_expert.assign(counts.tokens_per_expert, counts.tokens_per_expert + experts);
+    make_room_for(counts.num_recv_tokens, counts.num_relay_rows);
+  }
+  send(rows, arguments.num_sms, result, in_heap, scope);
+  if (!arguments.topk_weights) result.recv_topk_weights.reset();
+  return result;
+}
+
+void NormalMode::exchange_counts(const DispatchArguments& arguments, DispatchHandle& handle, const CallScope& scope) {
+  const std::int64_t tokens = arguments.x.size(0);
+  const int experts = num_experts(arguments), ranks = common_.num_ranks, nodes = rails() ? common_.grid.nodes() : 0;
   HostCounts& counts = *host_counts_;
   __atomic_store_n(&counts.epoch, 0, __ATOMIC_RELEASE);
-  // Memory for the worst case is made before the exchange: it may throw, and no peer counts on this rank yet.
-  if (!exact) make_room_for(arguments.num_worst_tokens, arguments.num_worst_tokens * common_.grid.width);
-  const int ranks = common_.num_ranks, nodes = rails() ? common_.grid.nodes() : 0;
   WantedTensors tables(runtime_.device());
   tables.add(handle.rank_prefix_matrix, DType::int32, {ranks, common_.grid.width});
   tables.add(handle.destination_row, DType::int32, {tokens, ranks});
@@ -498,7 +523,7 @@ bool NormalMode::exchange(const DispatchArguments& arguments, const SentRows& ro
   params.expert_alignment = arguments.expert_alignment;
   params.is_token_in_rank = arguments.is_token_in_rank.as<std::uint8_t>();
   params.num_tokens_per_expert = arguments.num_tokens_per_expert.as<std::int32_t>();
-  params.host_counts = exact ? &counts : nullptr;
+  params.host_counts = arguments.num_worst_tokens == 0 ? &counts : nullptr;
   params.destination_row = handle.destination_row.as<std::int32_t>();
   params.rank_prefix_matrix = handle.rank_prefix_matrix.as<std::int32_t>();
   params.node_row = handle.node_row.as<std::int32_t>();
@@ -507,15 +532,9 @@ bool NormalMode::exchange(const DispatchArguments& arguments, const SentRows& ro
   const LaunchShape shape{std::min(ranks + nodes, runtime_.policy().multiprocessors),
                           runtime_.warps(kernel.max_threads) * 32, sizeof(device::Numbering)};
   (runtime_.executor()->kernels().*kernel.launcher)(params, shape, scope.stream());
-  if (!exact) return in_heap;
-  wait_for_counts(runtime_, counts, scope);
-  result.num_recv_tokens_per_expert.assign(counts.tokens_per_expert,
-                                           counts.tokens_per_expert + params.num_local_experts);
-  make_room_for(counts.num_recv_tokens, counts.num_relay_rows);
-  return in_heap;
 }
 
-void NormalMode::send(const SentRows& rows, const Config& config, const DispatchResult& result, bool in_heap,
+void NormalMode::send(const SentRows& rows, int num_sms, const DispatchResult& result, bool in_heap,
                       const CallScope& scope) const {
   const DispatchHandle& handle = result.handle;
   const RowTargets targets = {result.recv_x.as<std::byte>(), memory_of<std::uint32_t>(result.recv_x_scales),
@@ -538,7 +557,7 @@ void NormalMode::send(const SentRows& rows, const Config& config, const Dispatch
   const bool fetches = !in_heap && !landed;
   if (fetches) require_slots(params.transfer.local, common_.grid.width, common_, runtime_);
   TransferParams& transfer = params.transfer;
-  int blocks = runtime_.sms(config, defaults::kDispatchSms);
+  int blocks = runtime_.sms(num_sms, defaults::kDispatchSms);
   const auto kernel = rails() ? choices::dispatch_and_notify_internode : choices::dispatch;
   if (rails()) {
     plan_rail_warps(transfer, blocks, runtime_.warps(kernel.max_threads), fetches ? 1 : 0);
@@ -560,7 +579,17 @@ void NormalMode::hand_out(const DispatchHandle& handle, const CallScope& scope) 
   }
 }
 
-CombineResult NormalMode::combine(const CombineArguments& arguments, const CallOptions& call) {
+CombineResult Buffer::combine(const CombineArguments& arguments, const CallOptions& call) {
+  const BufferCall in(runtime_, "combine");
+  NormalMode& mode = in.normal();
+  mode.check_combine(arguments);
+  CallScope scope = in->begin(call);
+  CombineResult result = mode.combine(arguments, scope);
+  result.event = scope.finish();
+  return result;
+}
+
+void NormalMode::check_combine(const CombineArguments& arguments) const {
   check_handle(arguments.handle);
   const DispatchHandle& handle = *arguments.handle;
   const ConstTensorView& x = arguments.x;
@@ -572,8 +601,13 @@ CombineResult NormalMode::combine(const CombineArguments& arguments, const CallO
     check_range("width of topk_weights", weights->size(1), 1, kMaxTopk);
   }
   check_biases(arguments, handle.num_tokens(), runtime_);
-  check_config(arguments.config);
-  runtime_.faults().raise();
+  check_sms(arguments.num_sms);
+}
+
+CombineResult NormalMode::combine(const CombineArguments& arguments, CallScope& scope) {
+  const DispatchHandle& handle = *arguments.handle;
+  const ConstTensorView& x = arguments.x;
+  const auto& weights = arguments.topk_weights;
   CombineParams params{};
   params.row_bytes = static_cast<std::uint32_t>(x.size(1) * 2);
   params.num_topk = weights ? static_cast<int>(weights->size(1)) : 0;
@@ -583,8 +617,6 @@ CombineResult NormalMode::combine(const CombineArguments& arguments, const CallO
   set_biases(params, arguments);
   params.num_rows = static_cast<std::int32_t>(handle.num_recv_rows);
   params.relay_rows = handle.relay_rows.as<std::int32_t>();
-
-  CallScope scope(runtime_.calls(), call);
   CombineResult result = make_sums(x, handle.num_tokens(), params.num_topk, scope);
   params.combined_x = result.combined_x.as<std::byte>();
   params.combined_weights = memory_of<float>(result.combined_topk_weights);
@@ -614,7 +646,7 @@ CombineResult NormalMode::combine(const CombineArguments& arguments, const CallO
   // In one node also where this rank does not push: its peers may.
   if (pushes || !rails()) require_slots(params.transfer.local, common_.num_ranks, common_, runtime_);
   TransferParams& transfer = params.transfer;
-  const int blocks = runtime_.sms(arguments.config, defaults::kCombineSms);
+  const int blocks = runtime_.sms(arguments.num_sms, defaults::kCombineSms);
   const auto kernel = rails() ? choices::combine_and_notify_internode : choices::combine;
   if (rails()) {
     plan_rail_warps(transfer, blocks, runtime_.warps(kernel.max_threads), pushes ? 2 : 0);
@@ -630,27 +662,29 @@ CombineResult NormalMode::combine(const CombineArguments& arguments, const CallO
   }
   (runtime_.executor()->kernels().*kernel.launcher)(params, {blocks, transfer.warps() * 32, shared_bytes()},
                                                     scope.stream());
-  result.event = scope.finish();
   return result;
 }
 
-EventHandle NormalMode::barrier(const CallOptions& call) {
-  CallScope scope = runtime_.begin(call);
-  if (!rails()) {
-    const int most = runtime_.policy().warps_per_block * 32;
-    const int threads = std::min((common_.num_ranks + 31) / 32 * 32, std::min(most, kernels::barrier::kMaxThreads));
-    runtime_.executor()->kernels().barrier({common_, runtime_.faults().wait_context()}, {1, threads}, scope.stream());
+EventHandle Buffer::barrier(const CallOptions& call) {
+  const BufferCall in(runtime_, "barrier");
+  NormalMode& mode = in.normal();
+  Backend& executor = *in->executor();
+  CallScope scope = in->begin(call);
+  if (!mode.rails()) {
+    const int most = std::min(in->policy().warps_per_block * 32, kernels::barrier::kMaxThreads);
+    const int threads = std::min((in->num_ranks() + 31) / 32 * 32, most);
+    executor.kernels().barrier({mode.common_, in->faults().wait_context()}, {1, threads}, scope.stream());
     return scope.finish();
   }
   // Counts of all ranks are exchanged, even where all are 0.
-  const Tensor counts = scope.pool_tensor(unplaced(runtime_.device(), DType::int32, {common_.num_ranks}));
-  runtime_.executor()->fill(counts.data(), 0, counts.view().bytes(), scope.stream());
+  const Tensor counts = scope.pool_tensor(unplaced(in->device(), DType::int32, {in->num_ranks()}));
+  executor.fill(counts.data(), 0, counts.view().bytes(), scope.stream());
   DispatchArguments nothing;
-  nothing.x = unplaced(runtime_.device(), DType::uint8, {0, 16});
-  nothing.is_token_in_rank = unplaced(runtime_.device(), DType::uint8, {0, common_.num_ranks});
+  nothing.x = unplaced(in->device(), DType::uint8, {0, 16});
+  nothing.is_token_in_rank = unplaced(in->device(), DType::uint8, {0, in->num_ranks()});
   nothing.num_tokens_per_expert = counts.view();
   nothing.num_worst_tokens = 1;
-  const DispatchResult came = scope.inside([&] { return dispatch(nothing, scope); });
+  const DispatchResult came = scope.inside([&] { return mode.dispatch(nothing, scope); });
   return scope.finish();
 }
 

@@ -20,8 +20,6 @@
 
 namespace deep_ep {
 
-struct ElasticDispatchParams;
-
 // Checks of arguments throw InvalidArgument.
 
 /// The rows of any dispatch, and their scales.
@@ -55,6 +53,20 @@ CallShape call_shape(const DispatchArguments& arguments, int num_experts);
 /// Without what only one kind of dispatch sends; with a handle rows and scales alone.
 SentRows sent_rows(const DispatchArguments& arguments, int num_local_experts);
 
+/// Shares `room` bytes of a block's shared memory out to the pipelines of `warps` warps, each like `pipe`. A warp has
+/// as many whole rows as fit, from two to eight; rows too long for two are cut into pieces. `bytes()`: of the block,
+/// with that `pipe`. Returns these.
+template <class Bytes>
+std::size_t plan_stages(PipeShape& pipe, int warps, std::size_t row_bytes, std::size_t room, const Bytes& bytes) {
+  constexpr std::uint32_t kMost = 8;
+  pipe = {kMost, 0};
+  const std::size_t of_warp = (room - bytes()) / static_cast<std::size_t>(warps);
+  const std::size_t row = align_to_line(row_bytes);
+  pipe.stages = static_cast<std::uint32_t>(std::clamp<std::size_t>(of_warp / row, 2, kMost));
+  pipe.stage_bytes = static_cast<std::uint32_t>(std::min(row, of_warp / 2 / kLine * kLine));
+  return bytes();
+}
+
 /// Memory in `result` for the rows of its handle and what is beside them: in the heap, where that has room for all;
 /// else outside, see CallScope::result_tensors. With selections there are weights, wanted or not. Returns whether it is
 /// in the heap.
@@ -75,12 +87,6 @@ class NormalMode {
   NormalMode(const NormalMode&) = delete;
   NormalMode& operator=(const NormalMode&) = delete;
 
-  /// Needs no peer.
-  DispatchLayout count(const ConstTensorView& topk_idx, int num_experts, const CallOptions& call);
-  DispatchResult dispatch(const DispatchArguments& arguments, const CallOptions& call);
-  CombineResult combine(const CombineArguments& arguments, const CallOptions& call);
-  EventHandle barrier(const CallOptions& call);
-
   // Of the second interface: csrc/buffer/elastic/.
   ElasticDispatchResult dispatch_elastic(const ElasticDispatchArguments& arguments, const CallOptions& call);
   CombineResult combine_elastic(const ElasticCombineArguments& arguments, const CallOptions& call);
@@ -94,37 +100,41 @@ class NormalMode {
   /// Are there several nodes of equally many consecutive ranks? Calls go by rails then.
   bool rails() const { return common_.peers != nullptr; }
 
+  /// A line for Buffer::describe.
+  std::string describe() const;
+
+ private:
+  friend class Buffer;
+
   /// For people: by how many queue pairs, and over which NIC.
   std::string describe_rails() const;
 
- private:
-  // As parts of a call that has checked its arguments. They hand nothing out.
+  // Parts of a call that has checked its arguments. They hand nothing out but results.
 
   DispatchLayout count(const ConstTensorView& topk_idx, int num_experts, const CallScope& scope) const;
   DispatchResult dispatch(const DispatchArguments& arguments, CallScope& scope);
-  /// Of a dispatch without a handle: makes the new handle, exchanges counts, and makes room for the rows.
-  bool exchange(const DispatchArguments& arguments, const SentRows& rows, DispatchResult& result, CallScope& scope);
+  CombineResult combine(const CombineArguments& arguments, CallScope& scope);
+  /// Of a dispatch without a handle: makes tables of the new handle, and enqueues the kernel that fills them.
+  void exchange_counts(const DispatchArguments& arguments, DispatchHandle& handle, const CallScope& scope);
   /// Sends the rows to where the handle of the result says.
-  void send(const SentRows& rows, const Config& config, const DispatchResult& result, bool in_heap,
+  void send(const SentRows& rows, int num_sms, const DispatchResult& result, bool in_heap,
             const CallScope& scope) const;
-  ElasticDispatchResult dispatch_elastic_in_node(const ElasticDispatchArguments& arguments, const CallOptions& call);
-  ElasticDispatchResult dispatch_elastic_by_rails(const ElasticDispatchArguments& arguments, const CallOptions& call);
+  /// Of dispatch_elastic: bring the rows to the results, which they make.
+  void dispatch_in_node(ElasticDispatchResult& result, const ElasticDispatchArguments& arguments,
+                        const DispatchArguments& sent, CallScope& scope);
+  void dispatch_by_rails(ElasticDispatchResult& result, const ElasticDispatchArguments& arguments,
+                         const DispatchArguments& sent, CallScope& scope);
   /// Between nodes: brings the rows; with a handle to where those of the earlier dispatch went.
-  DispatchResult bring_elastic_rows(const ElasticDispatchArguments& arguments, CallScope& scope);
-  /// The handle of a fresh dispatch between nodes whose rows `came`.
-  ElasticDispatchHandle number_elastic_rows(const ElasticDispatchArguments& arguments, const DispatchResult& came,
-                                            const CallScope& scope) const;
-  /// Takes all rows to the results, in passes. Where `sent` is fresh, those of the first pass have been sent.
-  void move_elastic(ElasticDispatchParams& sent, const ElasticDispatchResult& results,
-                    const ElasticDispatchArguments& arguments, const ElasticDispatchHandle& handle,
-                    const CallScope& scope) const;
-  /// Brings the rows of a combine to their tokens' ranks. `kept`: what must live until the call is enqueued.
-  ElasticReturn send_back(const ElasticCombineArguments& arguments, std::vector<Tensor>& kept, CallScope& scope);
+  DispatchResult bring_elastic_rows(const ElasticDispatchArguments& arguments, DispatchArguments sent,
+                                    CallScope& scope);
+  /// Brings the rows of a combine to their tokens' ranks.
+  ElasticReturn send_back(const ElasticCombineArguments& arguments, CallScope& scope);
   /// Tensors of the handle of a dispatch.
   static void hand_out(const DispatchHandle& handle, const CallScope& scope);
 
   /// InvalidArgument for no handle, and for that of another kind of dispatch.
   void check_handle(const DispatchHandle* handle) const;
+  void check_combine(const CombineArguments& arguments) const;
   /// Of a dispatch of `tokens` tokens to the places of an earlier one.
   void check_dispatched(const DispatchHandle* handle, std::int64_t tokens) const;
   /// OutOfMemory, where that is known before rows are counted, for a dispatch of such rows.

@@ -7,7 +7,6 @@
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/buffer/checks.hpp"
-#include "csrc/buffer/defaults.hpp"
 #include "csrc/buffer/low_latency/low_latency.hpp"
 #include "csrc/buffer/normal_mode.hpp"
 #include "csrc/buffer/options.hpp"
@@ -21,14 +20,6 @@ namespace {
 /// The executor, which keeps its `stream` as long as anything that recorded work there: tensors may outlive the buffer.
 std::shared_ptr<Backend> with_stream(const std::shared_ptr<Backend>& executor, StreamHandle stream) {
   return {executor.get(), [executor, stream](Backend*) { executor->destroy_stream(stream); }};
-}
-
-void check_ranks(const Bootstrap& bootstrap) {
-  const int rank = bootstrap.rank();
-  const int num_ranks = bootstrap.size();
-  if (num_ranks < 1 || num_ranks > kMaxRanks || rank < 0 || rank >= num_ranks) {
-    fail<InvalidArgument>("the bootstrap says rank {} of {}, allowed: at most {} ranks", rank, num_ranks, kMaxRanks);
-  }
 }
 
 void check_shared_memory(const Executor& executor) {
@@ -54,7 +45,10 @@ Runtime::Runtime(const std::shared_ptr<Bootstrap>& bootstrap, std::shared_ptr<Ex
   num_ranks_ = bootstrap_->size();
   try {
     const std::shared_ptr<Backend> backend = backend_of(executor);
-    check_ranks(*bootstrap_);
+    if (num_ranks_ < 1 || num_ranks_ > kMaxRanks || rank_ < 0 || rank_ >= num_ranks_) {
+      fail<InvalidArgument>("the bootstrap says rank {} of {}, allowed: at most {} ranks", rank_, num_ranks_,
+                            kMaxRanks);
+    }
     agree(*bootstrap_, "making a Buffer", [&] { make(backend, options); });
   } catch (...) {
     bootstrap_->leave();  // others may still wait for this rank
@@ -62,29 +56,28 @@ Runtime::Runtime(const std::shared_ptr<Bootstrap>& bootstrap, std::shared_ptr<Ex
   }
 }
 
-void Runtime::make(const std::shared_ptr<Backend>& backend, const BufferOptions& options) {
+void Runtime::make(const std::shared_ptr<Backend>& backend, const BufferOptions& asked) {
   backend->make_current();
   const DeviceIdentity identity = backend->identity();
-  AgreedOptions agreed = agree_on_options(*bootstrap_, options, identity);
-  options_ = std::move(agreed.options);
-  timeout_s_ = *options_.timeout_s;
+  AgreedOptions agreed = agree_on_options(*bootstrap_, asked, identity);
+  plan_.options = agreed.options;
   processes_ = std::move(agreed.processes);
   check_shared_memory(*backend);
   policy_ = share_device(backend->policy(), identity, agreed.devices);
 
-  comm_stream_ = options_.comm_stream;
+  comm_stream_ = options().comm_stream;
   executor_ = comm_stream_ != nullptr ? backend : with_stream(backend, comm_stream_ = backend->create_stream());
   join_control_plane();
 
   for (const int nodes : {1, 2}) {  // throws for wrong options before memory is made
-    HeapLayout::make(with_memory_for(nodes, options_), num_ranks(), num_ranks());
+    HeapLayout::make(with_memory_for(nodes, agreed.options), num_ranks(), num_ranks());
   }
   const auto bytes_for = [&](std::span<const int> domains) {
-    nodes_ = NodeMembership::of_domains(rank(), domains, options_.ranks_per_node);
-    plan_ = BufferPlan::make(options_, nodes_);
+    nodes_ = NodeMembership::of_domains(rank(), domains, agreed.options.ranks_per_node);
+    plan_ = BufferPlan::make(agreed.options, nodes_);
     return layout().bytes();
   };
-  heap_ = executor_->create_heap(*bootstrap_, {.bytes_for = bytes_for, .timeout_s = timeout_s_});
+  heap_ = executor_->create_heap(*bootstrap_, {.bytes_for = bytes_for, .timeout_s = timeout_s()});
   if (uses_rdma()) {
     auto wire = rdma::AgreedWire::agree(*bootstrap_, *executor_, plan_.queue_pairs() != 0, processes_);
     plan_.choose_lanes(nodes_, wire);
@@ -95,12 +88,11 @@ void Runtime::make(const std::shared_ptr<Backend>& backend, const BufferOptions&
   calls_ = CallContext{.executor = executor_,
                        .comm_stream = comm_stream_,
                        .arena = std::move(arena),
-                       .result_tensors = options_.result_tensors};
-  faults_.emplace(*calls_, executor_, rank(), num_ranks(), timeout_s_,
-                  membership_ == nullptr ? nullptr : control_words_, membership_, options_.low_latency.masking);
+                       .result_tensors = options().result_tensors};
+  faults_.emplace(*calls_, rank(), num_ranks(), timeout_s(), membership_ == nullptr ? nullptr : control_words_,
+                  membership_, options().low_latency.masking, [this] { return describe_health(); });
   normal_mode = std::make_unique<NormalMode>(*this);
-  if (options_.low_latency.bytes != 0) low_latency = std::make_unique<LowLatency>(*this);
-  faults_->explain_timeouts_by([this] { return describe_health(); });
+  if (options().low_latency.bytes != 0) low_latency = std::make_shared<LowLatency>(*this);
   bootstrap_->barrier();  // no rank signals before all ranks are ready
   only_low_latency_ = membership_ != nullptr && membership_->joined_later();
   if (only_low_latency_) low_latency->resume_together();
@@ -130,7 +122,7 @@ void Runtime::join_control_plane() {
        .waits = words.waits,
        .wanted = words.wanted,
        .failed = words.failed},
-      {.timeout_s = timeout_s_, .masks = options_.low_latency.masking, .by_tcp = !of_one_network(processes_)});
+      {.timeout_s = timeout_s(), .masks = options().low_latency.masking, .by_tcp = !of_one_network(processes_)});
   if (membership_ == nullptr) return;
   end_waits_for_the_gone();
 }
@@ -162,20 +154,6 @@ std::string Runtime::describe_heap() const {
                             format_bytes(heap.bytes() - layout.arena_at()));
 }
 
-std::string Runtime::describe_normal_mode() const {
-  if (nodes_.num_nodes != 1 && !normal_mode->rails()) {
-    return "normal mode: not between nodes that are not all of equally many consecutive ranks";
-  }
-  const std::string text =
-      fmt::format("normal mode: dispatch on {} SMs, combine on {}, of {}, where a call does not say",
-                  sms({}, defaults::kDispatchSms), sms({}, defaults::kCombineSms), policy_.multiprocessors);
-  if (nodes_.num_nodes != 1) {
-    return text + fmt::format(", between nodes by {}", normal_mode->describe_rails());
-  }
-  const int lanes = options().internode.lanes;
-  return lanes <= 1 ? text : text + fmt::format(", without the {} lanes, as there is one node", lanes);
-}
-
 std::string Runtime::describe() const {
   std::vector<int> of_node;
   for (int rank = 0; rank < num_ranks(); ++rank) {
@@ -183,9 +161,9 @@ std::string Runtime::describe() const {
   }
   return fmt::format("rank {} of {} on {}, node {} of {}: {}\n{}\n{}\n{}\ntime-out: {}\n", rank(), num_ranks(),
                      to_string(device()), nodes_.node[static_cast<std::size_t>(rank())], nodes_.num_nodes,
-                     format_ranks(of_node), describe_heap(), describe_normal_mode(),
+                     format_ranks(of_node), describe_heap(), normal_mode->describe(),
                      low_latency ? low_latency->describe() : "low latency: no memory",
-                     timeout_s_ == 0 ? "none" : fmt::format("{} s", timeout_s_));
+                     timeout_s() == 0 ? "none" : fmt::format("{} s", timeout_s()));
 }
 
 std::string Runtime::describe_health() const {
@@ -197,7 +175,7 @@ std::string Runtime::describe_health() const {
 }
 
 void Runtime::drain() noexcept {
-  for (const auto& connections : connections_) connections->drain(timeout_s_);
+  for (const auto& connections : connections_) connections->drain(timeout_s());
 }
 
 void Runtime::check(bool wait) {
@@ -210,7 +188,7 @@ void Runtime::check(bool wait) {
   faults_->raise();
   for (std::size_t place = 0; place < connections_.size(); ++place) {
     // A rank that low-latency calls cannot reach is masked.
-    if (place != BufferPlan::kLowLatency || !options_.low_latency.masking) connections(place).check();
+    if (place != BufferPlan::kLowLatency || !options().low_latency.masking) connections(place).check();
   }
 }
 
@@ -229,7 +207,7 @@ void Runtime::destroy_collectively() {
   // its peers would wait for it. The others go on without a rank that they have masked. It does not wait for them; nor
   // they for it.
   if (faults_->broken() || faults_->given_up()) return;
-  if (options_.low_latency.masking) return end_with_masks();
+  if (options().low_latency.masking) return end_with_masks();
   drain();
   bootstrap_->begin(Purpose::destroying);
   try {
@@ -309,9 +287,9 @@ void Runtime::check_newcomers(const AgreedOptions& agreed, const std::vector<boo
                         other, there.host.data());
     }
   }
-  if (agreed.options.timeout_s != timeout_s_) {
+  if (agreed.options.timeout_s != timeout_s()) {
     fail<RankMismatch>("replace_ranks: a new rank has a time-out of {} s, allowed: at most {} s, as in the buffer",
-                       *agreed.options.timeout_s, timeout_s_);
+                       *agreed.options.timeout_s, timeout_s());
   }
   const LaunchPolicy shared = share_device(executor_->policy(), executor_->identity(), agreed.devices);
   if (shared.multiprocessors < policy_.multiprocessors) {
@@ -325,11 +303,11 @@ void Runtime::replace_ranks(const std::shared_ptr<Bootstrap>& group, std::span<c
   agree(*exchanges, "replacing ranks", [&] { replace(exchanges, ranks); });
 }
 
-/// By the exchanges of make(), which the new processes are in.
+/// By the exchanges of make(), which the new processes are in. In one node a plan has the options that ranks agree on.
 void Runtime::replace(const std::shared_ptr<BufferExchanges>& exchanges, std::span<const int> ranks) {
   const std::vector<bool> is_new = check_replaced(*exchanges, ranks);
   low_latency->begin_resume();
-  const AgreedOptions agreed = agree_on_options(*exchanges, options_, executor_->identity());
+  const AgreedOptions agreed = agree_on_options(*exchanges, options(), executor_->identity());
   check_newcomers(agreed, is_new);
   membership_->replace(*exchanges, !of_one_network(agreed.processes));
   heap_->admit(*exchanges, is_new);
@@ -350,7 +328,7 @@ void Runtime::end_with_masks() {
   // What this rank has posted has arrived before the others hear that it is here, and free their memory.
   drain();
   // Those that are lost never come, so ranks meet in the control plane: it knows who is. Then each ends alone.
-  membership_->meet(2 * timeout_s_);
+  membership_->meet(2 * timeout_s());
   low_latency->log_masks();
 }
 

@@ -39,16 +39,16 @@ class Runtime {
   int rank() const { return rank_; }
   int num_ranks() const { return num_ranks_; }
   const BufferOptions& options() const { return plan_.options; }
-  double timeout_s() const { return timeout_s_; }
+  double timeout_s() const { return *options().timeout_s; }
 
   const std::shared_ptr<Backend>& executor() const { return executor_; }
   Device device() const { return executor_->device(); }
   /// The executor's, for this rank's part of the device.
   const LaunchPolicy& policy() const { return policy_; }
   bool on_gpu() const { return device().kind == Device::Kind::cuda; }
-  /// Of a call: those of `config`, or as many as the library takes by default.
-  int sms(const Config& config, int by_default) const {
-    return std::min(config.num_sms != 0 ? config.num_sms : by_default, policy_.multiprocessors);
+  /// Of a call: `num_sms`, or where that is 0 as many as the library takes by default.
+  int sms(int num_sms, int by_default) const {
+    return std::min(num_sms != 0 ? num_sms : by_default, policy_.multiprocessors);
   }
   /// Of each block: the most that a GPU has registers for; on the CPU no more than usual.
   int warps(int most_threads) const {
@@ -104,16 +104,15 @@ class Runtime {
 
   const HomeProcess home;
   std::unique_ptr<NormalMode> normal_mode;
-  std::unique_ptr<LowLatency> low_latency;  ///< null without memory for it
+  std::shared_ptr<LowLatency> low_latency;  ///< null without memory for it; hooks ask whether it is there
 
  private:
-  void make(const std::shared_ptr<Backend>& backend, const BufferOptions& options);
+  void make(const std::shared_ptr<Backend>& backend, const BufferOptions& asked);
   void join_control_plane();
   void end_waits_for_the_gone() const;
   std::vector<bool> check_replaced(const Bootstrap& group, std::span<const int> ranks) const;
   void replace(const std::shared_ptr<BufferExchanges>& exchanges, std::span<const int> ranks);
   void check_newcomers(const AgreedOptions& agreed, const std::vector<bool>& is_new) const;
-  std::string describe_normal_mode() const;
   std::string describe_heap() const;
   /// For a rank that waits in vain: what has become of all that was posted to NICs. Empty where there is none.
   std::string describe_health() const;
@@ -125,8 +124,6 @@ class Runtime {
 
   std::shared_ptr<BufferExchanges> bootstrap_;
   int rank_ = 0, num_ranks_ = 0;
-  BufferOptions options_;  ///< as all ranks agree on them: a process that joins later must have them, too
-  double timeout_s_ = 0;
   std::vector<ProcessIdentity> processes_;
   std::shared_ptr<Backend> executor_;
   std::shared_ptr<ControlWords> control_words_;  ///< pinned
@@ -141,6 +138,36 @@ class Runtime {
   std::optional<Faults> faults_;
   OneThread one_thread_;
   bool only_low_latency_ = false;
+};
+
+/// The inside of a buffer. UseAfterDestroy, or Error in a child forked after the buffer was made.
+inline Runtime& alive(const std::unique_ptr<Runtime>& buffer, const char* call) {
+  if (!buffer) fail<UseAfterDestroy>("Buffer::{} after destroy", call);
+  if (buffer->home.left()) {
+    fail<Error>("Buffer::{} in a child forked after the buffer was made: only the process that made it can use it",
+                call);
+  }
+  return *buffer;
+}
+
+/// For a call of a Buffer, which lasts as long as this does: no other thread may make one meanwhile.
+class BufferCall {
+ public:
+  BufferCall(const std::unique_ptr<Runtime>& buffer, const char* call, bool while_suspended = false)
+      : runtime_(alive(buffer, call)), call_(call), use_(runtime_.one_thread(), call, while_suspended) {}
+
+  Runtime& runtime() const { return runtime_; }
+  Runtime* operator->() const { return &runtime_; }
+  bool outermost() const { return use_.outermost(); }
+  /// Among ranks of one node, or between nodes; InvalidArgument where neither is possible.
+  NormalMode& normal() const;
+  LowLatency& low_latency() const;
+  LowLatency& masking() const;
+
+ private:
+  Runtime& runtime_;
+  const char* call_;
+  OneThread::Use use_;
 };
 
 }  // namespace deep_ep

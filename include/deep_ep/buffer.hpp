@@ -15,6 +15,10 @@
 // Error. The tensors given to a call must stay alive and unchanged until its kernels have ended. Each launch of a CUDA
 // graph makes the recorded calls again, on the stream of the launch: order launches and other calls of the buffer.
 //
+// SMs. `num_sms` of a call's arguments is the most SMs of its main kernel, 0 to 4096; results never depend on it. 0
+// leaves the choice to the library: in normal mode 10 for dispatch and 16 for combine, in low-latency calls all, of
+// which dispatch needs two. A number above the device's means all.
+//
 // Errors. InvalidArgument names the argument, its value and the allowed values. RankMismatch: arguments of the ranks do
 // not fit together. TimeoutError: a rank does not come. The next call, or `check`, throws the error that a kernel met.
 // All calls throw UseAfterDestroy after `destroy` or a move, and Error in a forked child.
@@ -30,7 +34,6 @@
 #include <vector>
 
 #include "deep_ep/bootstrap.hpp"
-#include "deep_ep/config.hpp"
 #include "deep_ep/elastic.hpp"
 #include "deep_ep/error.hpp"
 #include "deep_ep/executor.hpp"

@@ -17,7 +17,6 @@
 #include <optional>
 #include <vector>
 
-#include "deep_ep/config.hpp"
 #include "deep_ep/executor.hpp"
 #include "deep_ep/normal_mode.hpp"
 #include "deep_ep/tensor.hpp"
@@ -41,13 +40,13 @@ struct ElasticDispatchHandle {
 };
 
 /// A dispatch. Equal on all ranks: dtype and width of every tensor, E, M, which of the optional tensors are given, and
-/// `config.num_sms`. Otherwise RankMismatch.
+/// `num_sms`. Otherwise RankMismatch.
 struct ElasticDispatchArguments {
   ConstTensorView x = {};                        ///< [T, H], as DispatchArguments::x
   std::optional<ConstTensorView> x_scales = {};  ///< [T, S], as DispatchArguments::x_scales
   /// Of an earlier dispatch of as many tokens, on all ranks or on none: rows go where those went, with any H and dtype,
   /// and `expand`, topk_idx and num_experts as then. The host does not wait. Of the other members only topk_weights,
-  /// max_tokens, expert_alignment, expand, zero_padding, column_major_scales and config count. Used during the call.
+  /// max_tokens, expert_alignment, expand, zero_padding, column_major_scales and num_sms count. Used during the call.
   /// The call reads route, metadata (which may have any stride between rows), source_ends, local_topk_idx, and, with
   /// `zero_padding`, expert_ends.
   const ElasticDispatchHandle* handle = nullptr;
@@ -64,7 +63,7 @@ struct ElasticDispatchArguments {
   bool zero_padding = false;         ///< with `expand`: its gaps are zero
   bool column_major_scales = false;  ///< received scales have strides (1, rows rounded up to 4)
   bool copy_selections = false;      ///< the handle has a copy of topk_idx
-  Config config = {};                ///< SMs that send rows; the call takes further SMs to number them
+  int num_sms = 0;                   ///< SMs that send rows; the call takes further SMs to number them
 };
 
 /// The result of a dispatch. Tensors are valid after the call, in stream order.
@@ -97,7 +96,7 @@ struct ElasticCombineArguments {
   std::optional<ConstTensorView> topk_weights = {};
   std::optional<ConstTensorView> bias_0 = {};  ///< [T, H] bfloat16, aligned to 16 bytes: added first
   std::optional<ConstTensorView> bias_1 = {};  ///< the same: added second
-  Config config = {};                          ///< SMs of this rank's call
+  int num_sms = 0;                             ///< SMs of this rank's call
 };
 
 /// The rows that a combine has brought whose sums are made later. Tensors hold their contents behind the call.
@@ -106,7 +105,6 @@ struct ElasticReturn {
   Tensor rows = {};                        ///< [most that may come, H] bfloat16
   Tensor beside = {};   ///< [as many, 1 or 1 + K] int32: the selection that a row belongs to, then weights
   Tensor ends = {};     ///< [R, R / P] int32: as DispatchHandle::rank_prefix_matrix, of these rows
-  Tensor row_of = {};   ///< [T, K] int32: the row of a selection, if that row says the same
   EventHandle event{};  ///< set with async_finish
 };
 

@@ -27,7 +27,6 @@
 #include <optional>
 
 #include "deep_ep/arrivals.hpp"
-#include "deep_ep/config.hpp"
 #include "deep_ep/executor.hpp"
 #include "deep_ep/low_latency_format.hpp"
 #include "deep_ep/tensor.hpp"
@@ -51,7 +50,7 @@ struct LowLatencyHandle {
   std::int64_t hidden = 0;  ///< H
 };
 
-/// Equal on all ranks: all fields but T, the contents of tensors, the statistics, and config.
+/// Equal on all ranks: all fields but T, the contents of tensors, the statistics, and num_sms.
 struct LowLatencyDispatchArguments {
   /// [T, H] bfloat16, aligned to 16 bytes; H a multiple of 128 (of 512 with fp8_ue8m0).
   ConstTensorView x = {};
@@ -80,7 +79,7 @@ struct LowLatencyDispatchArguments {
   /// With return_recv_hook: the owner of these tensors. The buffer keeps it until the hook, or a later call if the hook
   /// was dropped, has enqueued the receive part.
   std::shared_ptr<void> owner = {};
-  Config config = {};  ///< SMs of this rank's call
+  int num_sms = 0;  ///< SMs of this rank's call
 };
 
 /// The result of Buffer::low_latency_dispatch. With return_recv_hook the tensors are valid after the hook only.
@@ -112,7 +111,7 @@ struct LowLatencyOverlap {
   std::optional<ConstTensorView> signals = {};
   int signal_rows = 0;  ///< 0: all rows of an expert
   int expected = 1;     ///< 1 or more
-  int num_sms = 0;      ///< the most SMs of the send part, as the other kernel needs some; 0: those of config
+  int num_sms = 0;      ///< the most SMs of the send part, as the other kernel needs some; 0: those of the call
 };
 
 /// Equal on all ranks: H, and the dispatch of the handle. Otherwise RankMismatch.
@@ -131,7 +130,7 @@ struct LowLatencyCombineArguments {
   std::optional<TensorView> wait_recv_cost_stats = {};  ///< [R] int64, as for dispatch
   bool return_recv_hook = false;     ///< as for dispatch; combines are counted separately. Equal on all ranks of a node
   std::shared_ptr<void> owner = {};  ///< as for dispatch
-  Config config = {};                ///< SMs of this rank's call
+  int num_sms = 0;                   ///< SMs of this rank's call
   /// With return_recv_hook. Each rank decides for itself; the bits of the results are the same. Unsupported with ranks
   /// that RDMA reaches, with masking, and if low_latency.bytes has no room for a row of each selection.
   std::optional<LowLatencyOverlap> overlap = {};

@@ -9,7 +9,6 @@
 #include <optional>
 #include <vector>
 
-#include "deep_ep/config.hpp"
 #include "deep_ep/executor.hpp"
 #include "deep_ep/tensor.hpp"
 
@@ -53,7 +52,7 @@ struct DispatchArguments {
   std::optional<ConstTensorView> x_scales = {};
 
   /// Of an earlier dispatch of this buffer with as many tokens: rows go to its places, with any H and dtype. The call
-  /// exchanges no counts, the host does not wait, and of the other members only `config` counts. Used during the call.
+  /// exchanges no counts, the host does not wait, and of the other members only `num_sms` counts. Used during the call.
   const DispatchHandle* handle = nullptr;
 
   // The layout, of get_dispatch_layout or computed in the same way.
@@ -67,7 +66,7 @@ struct DispatchArguments {
   /// 0: exact sizes; the host waits. > 0: no host wait, and outputs have this many rows; rows from N on hold topk_idx
   /// -1 and are otherwise undefined. If more rows arrive, the others are lost, and the next call throws OutOfMemory.
   std::int64_t num_worst_tokens = 0;
-  Config config = {};  ///< SMs of this rank's call
+  int num_sms = 0;  ///< SMs of this rank's call
 
   /// Sets the two tensors of the layout, which must stay alive until the call has ended.
   void use(const DispatchLayout& layout) {
@@ -98,7 +97,7 @@ struct CombineArguments {
   std::optional<ConstTensorView> topk_weights = {};  ///< [rows of the handle, K] float32, K <= 32: summed slot by slot
   std::optional<ConstTensorView> bias_0 = {};        ///< [T, H] bfloat16, aligned to 16 bytes: added once
   std::optional<ConstTensorView> bias_1 = {};        ///< the same
-  Config config = {};                                ///< SMs of this rank's call
+  int num_sms = 0;                                   ///< SMs of this rank's call
 };
 
 /// The result of Buffer::combine, as DispatchResult.

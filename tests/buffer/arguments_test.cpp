@@ -105,7 +105,7 @@ TEST_P(ArgumentsTest, Dispatch) {
     refuses("topk_weights", "3 wide", [](Arguments& a) { sized<1, 3>(*a.topk_weights); });
     refuses("expert_alignment", "0", [](Arguments& a) { a.expert_alignment = 0; });
     refuses("num_worst_tokens", "-1", [](Arguments& a) { a.num_worst_tokens = -1; });
-    refuses("num_sms", "-1", [](Arguments& a) { a.config.num_sms = -1; });
+    refuses("num_sms", "-1", [](Arguments& a) { a.num_sms = -1; });
     run_round(rank, buffer, one_);
   });
 }
@@ -162,7 +162,7 @@ TEST_P(ArgumentsTest, Combine) {
     refuses("handle", "empty", [](Arguments& a) { a.handle = &empty; });
     refuses("topk_weights", "width", [](Arguments& a) { sized<1, 33>(*a.topk_weights); });
     refuses("bias_0", "width", [](Arguments& a) { sized<1, 24>(*a.bias_0); });
-    refuses("num_sms", "-1", [](Arguments& a) { a.config.num_sms = -1; });
+    refuses("num_sms", "-1", [](Arguments& a) { a.num_sms = -1; });
     check_combine(rank, one_, buffer.combine(good.combine, rank.call()));
   });
 }

@@ -26,7 +26,7 @@ TEST(FaultsRecord, AFailedQueuePairExplainsAWaitInVain) {
     const OwnStream stream(*executor);
     const CallContext calls{executor, stream.get(), std::make_shared<Arena>(executor, test::fake_memory(), 1 << 20)};
     const auto words = std::make_shared<ControlWords>();
-    Faults faults(calls, executor, 0, 4, 1.0, words, nullptr, masking);
+    Faults faults(calls, 0, 4, 1.0, words, nullptr, masking);
     words->failed[2] = RdmaFailure{.syndrome = 0x13, .opcode = device::rdma::kOpcodeWrite}.packed() + 1;
     put_on_record(*faults.wait_context().fault, FaultKind::timeout, Wanted::low_latency_combine_rows, 3);
     for (int times = 0; times < 2; ++times) {

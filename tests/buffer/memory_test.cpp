@@ -38,7 +38,7 @@ std::vector<Shape> large_rounds() {
 
 TEST_P(MemoryTest, SmallWindowsNeedManyRoundsWhenPushing) {
   DEEP_EP_NEEDS_RANKS(3);
-  run_rounds(cluster(3), large_rounds(), {.config = {}, .returned_in_heap = false},
+  run_rounds(cluster(3), large_rounds(), {.num_sms = 0, .returned_in_heap = false},
              {.heap_bytes = 64 * kMiB, .window_bytes = 128 * kKiB});
 }
 
@@ -72,7 +72,7 @@ TEST_P(MemoryTest, RowsThatTheWindowHoldsAreCopiedFromIt) {
     const std::vector<Tensor> hoard = take_whole_heap(rank, buffer);
     for (const Case& one : cases) {
       for (const std::int64_t worst : {0, 500}) {
-        run_round(rank, buffer, one, {.config = {}, .num_worst_tokens = worst, .returned_in_heap = false});
+        run_round(rank, buffer, one, {.num_sms = 0, .num_worst_tokens = worst, .returned_in_heap = false});
       }
       rank.release();
     }
@@ -98,7 +98,7 @@ TEST_P(MemoryTest, SmallWindowsAreNamed) {
 TEST_P(MemoryTest, WorstCaseTensorsMayBeLargerThanTheHeap) {
   DEEP_EP_NEEDS_RANKS(3);
   const std::int64_t worst = under_sanitizer() ? 3500 : 8192;  // rows of 2 KiB
-  run_rounds(cluster(3), large_rounds(), {.config = {}, .num_worst_tokens = worst, .returned_in_heap = false},
+  run_rounds(cluster(3), large_rounds(), {.num_sms = 0, .num_worst_tokens = worst, .returned_in_heap = false},
              {.heap_bytes = 6 * kMiB, .window_bytes = 128 * kKiB});
 }
 

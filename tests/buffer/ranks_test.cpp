@@ -34,7 +34,7 @@ TEST_P(RanksTest, RunsRounds) {
                       .seed = count + 2});
   }
   for (const bool heap : {true, false}) {
-    run_rounds(options, shapes, {.config = {}, .returned_in_heap = heap}, {.heap_bytes = std::size_t{16} << 20});
+    run_rounds(options, shapes, {.num_sms = 0, .returned_in_heap = heap}, {.heap_bytes = std::size_t{16} << 20});
   }
 }
 

@@ -19,7 +19,7 @@ TEST_P(StreamsTest, AQuickRankCannotOverwriteWhatASlowOneReads) {
       for (const Case* now : {&one, &two}) {
         // Makes the order likely in which something could be overwritten; right results do not depend on it.
         if (rank.rank() == i % 2) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-        run_round(rank, buffer, *now, {.config = {}, .returned_in_heap = i % 3 == 0});
+        run_round(rank, buffer, *now, {.num_sms = 0, .returned_in_heap = i % 3 == 0});
       }
       rank.release();
     }

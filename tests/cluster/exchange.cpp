@@ -287,12 +287,12 @@ void run_steps(Rank& rank, Buffer& buffer, const Case& one, const RoundOptions& 
     check_layout(rank, one, layout);
     inputs.dispatch.use(layout);
   }
-  inputs.dispatch.config = options.config;
+  inputs.dispatch.num_sms = options.num_sms;
   inputs.dispatch.num_worst_tokens = options.num_worst_tokens;
   const DispatchResult dispatched = buffer.dispatch(inputs.dispatch, rank.call());
   check_dispatch(rank, one, dispatched, {.cached = false, .num_worst_tokens = options.num_worst_tokens});
   Returned returned = upload_returned(rank, buffer, one, dispatched.handle, options.returned_in_heap);
-  returned.combine.config = options.config;
+  returned.combine.num_sms = options.num_sms;
   check_combine(rank, one, buffer.combine(returned.combine, rank.call()));
 }
 

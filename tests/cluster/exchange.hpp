@@ -55,7 +55,7 @@ void check_combine(Rank& rank, const Case& one, const CombineResult& result);
 std::vector<Tensor> take_whole_heap(Rank& rank, Buffer& buffer);
 
 struct RoundOptions {
-  Config config = {};
+  int num_sms = 0;
   std::int64_t num_worst_tokens = 0;
   bool use_layout_call = true;  ///< get_dispatch_layout, checked; otherwise the oracle's tensors
   bool returned_in_heap = true;

@@ -244,10 +244,9 @@ void require_one_left_out(Rank& rank, Buffer& buffer, const LowLatencyCase& one)
   if (left_out == 0) require_same(expected, rank.download<std::int32_t>(status), "masks");
 }
 
-LowLatencyDispatchResult dispatch_and_check(Rank& rank, Buffer& buffer, const LowLatencyCase& one,
-                                            const Config& config) {
+LowLatencyDispatchResult dispatch_and_check(Rank& rank, Buffer& buffer, const LowLatencyCase& one, int num_sms) {
   LowLatencyDispatchArguments arguments = upload_arguments(rank, one);
-  arguments.config = config;
+  arguments.num_sms = num_sms;
   LowLatencyDispatchResult result = buffer.low_latency_dispatch(arguments, rank.call());
   try {
     check_low_latency_dispatch(rank, one, result);
@@ -269,7 +268,7 @@ BufferOptions low_latency_options(int ranks, std::int64_t max_tokens, std::int64
 }
 
 void run_dispatches(const ClusterOptions& cluster, const std::vector<LowLatencyCase>& cases,
-                    const std::vector<Config>& configs) {
+                    const std::vector<int>& sms) {
   std::int64_t max_tokens = 1;
   std::int64_t hidden = 1;
   for (const LowLatencyCase& one : cases) {
@@ -279,7 +278,7 @@ void run_dispatches(const ClusterOptions& cluster, const std::vector<LowLatencyC
   run_cluster(cluster, [&](Rank& rank) {
     Buffer& buffer = rank.buffer(low_latency_options(rank.size(), max_tokens, hidden));
     for (std::size_t i = 0; i < cases.size(); ++i) {
-      dispatch_and_check(rank, buffer, cases[i], configs[i % configs.size()]);
+      dispatch_and_check(rank, buffer, cases[i], sms[i % sms.size()]);
       rank.release();
     }
     buffer.check();

@@ -72,8 +72,7 @@ LowLatencyDispatchArguments upload_arguments(Rank& rank, const LowLatencyCase& o
 void check_low_latency_dispatch(Rank& rank, const LowLatencyCase& one, const LowLatencyDispatchResult& result);
 
 /// A dispatch that receives at once, checked. A failure says which case it was.
-LowLatencyDispatchResult dispatch_and_check(Rank& rank, Buffer& buffer, const LowLatencyCase& one,
-                                            const Config& config = {});
+LowLatencyDispatchResult dispatch_and_check(Rank& rank, Buffer& buffer, const LowLatencyCase& one, int num_sms = 0);
 
 /// With masking, by all ranks: three dispatches, in which what one rank posts to another fails. Either of the two is
 /// left out then, by all others, and told so.
@@ -83,8 +82,8 @@ void require_one_left_out(Rank& rank, Buffer& buffer, const LowLatencyCase& one)
 BufferOptions low_latency_options(int ranks, std::int64_t max_tokens, std::int64_t hidden, double timeout_s = 0,
                                   bool masking = false);
 
-/// One dispatch after the other on one buffer, checked; `configs` in turn.
+/// One dispatch after the other on one buffer, checked; `sms` in turn.
 void run_dispatches(const ClusterOptions& cluster, const std::vector<LowLatencyCase>& cases,
-                    const std::vector<Config>& configs = {{}});
+                    const std::vector<int>& sms = {0});
 
 }  // namespace deep_ep::test

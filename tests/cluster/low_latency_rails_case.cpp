@@ -63,9 +63,9 @@ RailSchedule rail_schedule(std::uint64_t seed) {
 }
 
 void combine_both_ways(Rank& rank, Buffer& buffer, const LowLatencyCombineCase& one, const Combined& expected,
-                       const LowLatencyHandle& handle, const Config& config) {
+                       const LowLatencyHandle& handle, int num_sms) {
   LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
-  arguments.config = config;
+  arguments.num_sms = num_sms;
   const LowLatencyCombineResult uploaded = buffer.low_latency_combine(arguments, rank.call());
   if (one.hidden == one.before.shape.hidden) {
     const TensorView memory = buffer.low_latency_combine_buffer(handle);
@@ -78,7 +78,7 @@ void combine_both_ways(Rank& rank, Buffer& buffer, const LowLatencyCombineCase& 
 }
 
 void run_combines(const ClusterOptions& cluster, const Nodes& nodes, const std::vector<LowLatencyCombineCase>& all,
-                  const std::vector<Config>& configs) {
+                  const std::vector<int>& sms) {
   std::int64_t max_tokens = 1;
   std::int64_t hidden = 1;
   std::vector<RailCase> cases;
@@ -91,7 +91,7 @@ void run_combines(const ClusterOptions& cluster, const Nodes& nodes, const std::
     for (std::size_t i = 0; i < cases.size(); ++i) {
       const LowLatencyCombineCase& one = cases[i].calls;
       const auto dispatched = dispatch_and_check(rank, buffer, one.before);
-      combine_both_ways(rank, buffer, one, cases[i].by_rails, dispatched.handle, configs[i % configs.size()]);
+      combine_both_ways(rank, buffer, one, cases[i].by_rails, dispatched.handle, sms[i % sms.size()]);
       if (nodes.ranks_per_node != 0) {
         const auto hooked = with_hook(upload_combine(rank, one, dispatched.handle));
         const Tensor combined = received(buffer.low_latency_combine(hooked, rank.call())).combined_x;

@@ -45,11 +45,11 @@ RailSchedule rail_schedule(std::uint64_t seed);
 
 /// A combine that receives at once, from uploaded rows and from combine's own memory; both must be `expected`.
 void combine_both_ways(Rank& rank, Buffer& buffer, const LowLatencyCombineCase& one, const Combined& expected,
-                       const LowLatencyHandle& handle, const Config& config = {});
+                       const LowLatencyHandle& handle, int num_sms = 0);
 
-/// A dispatch and two combines of each case after the other on one buffer; `configs` in turn. Where nodes have rails
+/// A dispatch and two combines of each case after the other on one buffer; `sms` in turn. Where nodes have rails
 /// (of 0 ranks: none), a third one with a hook, which goes directly.
 void run_combines(const ClusterOptions& cluster, const Nodes& nodes, const std::vector<LowLatencyCombineCase>& all,
-                  const std::vector<Config>& configs = {{}});
+                  const std::vector<int>& sms = {0});
 
 }  // namespace deep_ep::test

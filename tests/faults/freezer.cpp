@@ -34,7 +34,6 @@ class FreezingMachine final : public Machine {
   void bulk_wait_read(int groups_left) override { next().bulk_wait_read(groups_left); }
   void bulk_wait(int groups_left) override { next().bulk_wait(groups_left); }
   void bulk_fence_global() override { next().bulk_fence_global(); }
-  void publish(const void* shared, std::uint32_t bytes) override { next().publish(shared, bytes); }
   void refuse_shared(const void* shared) override { block_.refuse_shared(shared); }
 
  private:

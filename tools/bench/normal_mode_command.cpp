@@ -73,7 +73,7 @@ class NormalModeMeasurer {
       DispatchLayout layout;
       report(named("layout", "-", "-"), meter_.measure(options_.rounds, [&] { layout = rank_.layout(); }));
     }
-    for (const int sms : options_.sms) measure({.num_sms = sms});
+    for (const int sms : options_.sms) measure(sms);
     if (options_.nccl && shape_.nodes == 1) measure_nccl();
     executor_.synchronize(rank_.stream());
     handle_ = {};
@@ -81,14 +81,14 @@ class NormalModeMeasurer {
   }
 
  private:
-  void measure(const Config& config) {
+  void measure(int num_sms) {
     for (const bool fp8 : {true, false}) {
       if (options_.dtype == (fp8 ? "bf16" : "fp8")) continue;
-      measure_dispatch({.fp8 = fp8, .config = config}, false);
-      if (options_.uncached) measure_dispatch({.fp8 = fp8, .config = config}, true);
+      measure_dispatch({.fp8 = fp8, .num_sms = num_sms}, false);
+      if (options_.uncached) measure_dispatch({.fp8 = fp8, .num_sms = num_sms}, true);
     }
-    measure_combine(true, config);
-    measure_combine(false, config);
+    measure_combine(true, num_sms);
+    measure_combine(false, num_sms);
   }
 
   void measure_dispatch(const NormalModeCall& call, bool exchange) {
@@ -102,14 +102,14 @@ class NormalModeMeasurer {
     if (options_.check) rank_.check_rows_of(result, call);
     Figure figure = named(exchange ? "layout+notify+dispatch" : "dispatch", call.fp8 ? "fp8" : "bf16",
                           exchange ? "exchange" : "cached");
-    set_config(figure, call.config, defaults::kDispatchSms);
+    set_sms(figure, call.num_sms, defaults::kDispatchSms);
     if (!exchange) set_host(figure, dispatch);
     report(figure, timing, call.fp8 ? shape_.row_bytes_8bit() : shape_.row_bytes_bf16());
   }
 
   /// `pull` takes the rows from the heap; what is pushed (between nodes: copied into the heap first) lies in ordinary
   /// memory, like the output of experts that do not know of the heap.
-  void measure_combine(bool pull, const Config& config) {
+  void measure_combine(bool pull, int num_sms) {
     const DispatchResult received = rank_.dispatch_again(handle_, {});
     const TensorView rows = received.recv_x.view();
     const DeviceTensor ordinary(executor_, rows.dtype, {pull ? 0 : rows.size(0), rows.size(1)});
@@ -118,14 +118,14 @@ class NormalModeMeasurer {
     CombineResult result;
     const auto combine = [&] {
       result = {};
-      result = rank_.combine({.x = pull ? rows : ordinary.view(), .handle = &handle_}, {.config = config});
+      result = rank_.combine({.x = pull ? rows : ordinary.view(), .handle = &handle_}, {.num_sms = num_sms});
     };
     const Timing timing = meter_.measure(options_.rounds, combine);
     Figure figure = named("combine", "bf16",
                           shape_.nodes == 1 ? (pull ? "pull" : "push")
                           : pull            ? "in heap"
                                             : "copied");
-    set_config(figure, config, defaults::kCombineSms);
+    set_sms(figure, num_sms, defaults::kCombineSms);
     set_host(figure, combine);
     rank_.buffer().check();
     if (options_.check) rank_.check_combined(result);
@@ -158,8 +158,8 @@ class NormalModeMeasurer {
     return figure_of(common_, shape_, operation, dtype, mode);
   }
 
-  void set_config(Figure& figure, const Config& config, int by_default) const {
-    const int sms = std::min(config.num_sms != 0 ? config.num_sms : by_default, executor_.policy().multiprocessors);
+  void set_sms(Figure& figure, int num_sms, int by_default) const {
+    const int sms = std::min(num_sms != 0 ? num_sms : by_default, executor_.policy().multiprocessors);
     if (sms > 0) figure.sms = sms;
   }
 

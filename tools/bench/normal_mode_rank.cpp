@@ -58,7 +58,7 @@ DispatchResult NormalModeRank::dispatch(const NormalModeCall& call) {
   const DispatchLayout counts = layout();
   DispatchArguments arguments;
   set_rows(arguments, call.fp8);
-  arguments.config = call.config;
+  arguments.num_sms = call.num_sms;
   arguments.use(counts);
   if (call.topk) {
     arguments.topk_idx = selection_.view();
@@ -73,7 +73,7 @@ DispatchResult NormalModeRank::dispatch(const NormalModeCall& call) {
 DispatchResult NormalModeRank::dispatch_again(const DispatchHandle& handle, const NormalModeCall& call) {
   DispatchArguments arguments;
   set_rows(arguments, call.fp8);
-  arguments.config = call.config;
+  arguments.num_sms = call.num_sms;
   arguments.handle = &handle;
   DispatchResult result = buffer_.dispatch(arguments, options(call));
   if (call.async) executor_.wait_event(stream_, result.event);
@@ -81,7 +81,7 @@ DispatchResult NormalModeRank::dispatch_again(const DispatchHandle& handle, cons
 }
 
 CombineResult NormalModeRank::combine(CombineArguments arguments, const NormalModeCall& call) {
-  arguments.config = call.config;
+  arguments.num_sms = call.num_sms;
   CombineResult result = buffer_.combine(arguments, options(call));
   if (call.async) executor_.wait_event(stream_, result.event);
   return result;

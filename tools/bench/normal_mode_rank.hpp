@@ -16,7 +16,7 @@ struct NormalModeCall {
   bool worst = false;     ///< outputs of a fixed size, without waiting for the counts
   bool async = false;     ///< the program waits for the call's event
   bool previous = false;  ///< the call waits for an event
-  Config config{};
+  int num_sms = 0;
 };
 
 class NormalModeRank {

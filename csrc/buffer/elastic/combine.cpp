@@ -27,9 +27,9 @@ void plan_window(ElasticCombineParams& params, int max_tokens, const Runtime& ru
 constexpr int kAddingBlocks = 2;   ///< that only add, for each block that pushes, as far as there are multiprocessors
 constexpr int kPieceBytes = 1024;  ///< of a row: what a warp adds at once
 
-LaunchShape plan_launch(ElasticCombineParams& params, const Config& config, const Runtime& runtime) {
+LaunchShape plan_launch(ElasticCombineParams& params, int num_sms, const Runtime& runtime) {
   const LaunchPolicy& policy = runtime.policy();
-  const int blocks = runtime.sms(config, defaults::kCombineSms);
+  const int blocks = runtime.sms(num_sms, defaults::kCombineSms);
   const int warps = runtime.warps(kernels::combine_elastic::kMaxThreads);
   // `sms` bounds what touches other devices. To add takes more: most of what is read lies in this device's memory.
   const int adding_blocks = std::min(policy.multiprocessors - blocks, kAddingBlocks * blocks);
@@ -65,8 +65,7 @@ CombineResult NormalMode::combine_elastic(const ElasticCombineArguments& argumen
   runtime_.faults().raise();
   if (rails()) {
     CallScope scope(runtime_.calls(), call);
-    std::vector<Tensor> kept;
-    const ElasticReturn back = scope.inside([&] { return send_back(arguments, kept, scope); });
+    const ElasticReturn back = scope.inside([&] { return send_back(arguments, scope); });
     CombineResult result = sum_returned(back, runtime_, scope);
     result.event = scope.finish();
     return result;
@@ -89,7 +88,7 @@ CombineResult NormalMode::combine_elastic(const ElasticCombineArguments& argumen
   params.source_ends = arguments.source_ends.as<std::int32_t>();
   params.weights = memory_of<float>(arguments.topk_weights);
   plan_window(params, arguments.max_tokens, runtime_);
-  const LaunchShape shape = plan_launch(params, arguments.config, runtime_);
+  const LaunchShape shape = plan_launch(params, arguments.num_sms, runtime_);
 
   CallScope scope(runtime_.calls(), call);
   CombineResult result = make_sums(arguments.x, params.num_tokens, params.weighted ? params.num_topk : 0, scope);

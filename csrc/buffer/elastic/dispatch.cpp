@@ -3,7 +3,6 @@
 
 #include "csrc/buffer/defaults.hpp"
 #include "csrc/buffer/elastic/elastic.hpp"
-#include "csrc/buffer/row_launch.hpp"
 #include "csrc/executor/kernel_table.hpp"
 #include "csrc/support/format.hpp"
 #include "kernels/elastic/dispatch_params.hpp"
@@ -42,13 +41,13 @@ void plan_window(ElasticDispatchParams& params, int max_tokens, const Runtime& r
   }
 }
 
-LaunchShape plan_launch(ElasticDispatchParams& params, const Config& config, const Runtime& runtime) {
+LaunchShape plan_launch(ElasticDispatchParams& params, int num_sms, const Runtime& runtime) {
   const LaunchPolicy& policy = runtime.policy();
   const int all_warps = runtime.warps(kernels::dispatch_elastic::kMaxThreads);
   const int warps = std::min(policy.warps_per_block, all_warps);  // those that send; all number
   params.sending_warps = warps;
   // One multiprocessor at least numbers and receives. Where there is one only, its block sends first.
-  const int most = std::min(runtime.sms(config, defaults::kDispatchSms), std::max(1, policy.multiprocessors - 1));
+  const int most = std::min(runtime.sms(num_sms, defaults::kDispatchSms), std::max(1, policy.multiprocessors - 1));
   const int useful = std::max(1, (params.num_tokens + warps - 1) / warps);
   params.sending_blocks = std::min(most, useful);
   // If few tokens leave a multiprocessor free, it tells, and no row waits for it.
@@ -64,11 +63,6 @@ LaunchShape plan_launch(ElasticDispatchParams& params, const Config& config, con
     const std::size_t room = policy.max_shared_bytes / (free == 0 ? 2 : 1);
     to_number = fit_numbering(numbers, true, runtime.num_ranks() * params.told.stride, free, room);
     others = std::min(free, numbers.blocks);
-    if (to_number > room) {
-      fail<InvalidArgument>(
-          "num_experts is {}, allowed: so many that the {} of each rank fit {} bytes of shared memory",
-          params.num_local_experts * runtime.num_ranks(), params.num_local_experts, room);
-    }
     if (others == 0) beside = to_number;
   }
   std::size_t shared_bytes =
@@ -88,17 +82,11 @@ Tensor first_rows(const Tensor& tensor, std::int64_t rows) {
   return {view, tensor.storage()};
 }
 
-}  // namespace
-
-ElasticDispatchResult NormalMode::dispatch_elastic(const ElasticDispatchArguments& arguments, const CallOptions& call) {
-  check_elastic_dispatch(arguments, runtime_);
-  return rails() ? dispatch_elastic_by_rails(arguments, call) : dispatch_elastic_in_node(arguments, call);
-}
-
-void NormalMode::move_elastic(ElasticDispatchParams& sent, const ElasticDispatchResult& results,
-                              const ElasticDispatchArguments& arguments, const ElasticDispatchHandle& handle,
-                              const CallScope& scope) const {
-  std::byte* const own_heap = runtime_.heap()->local();
+/// Takes all rows to the results, in passes. Where `sent` is fresh, those of the first pass have been sent.
+void move_rows(ElasticDispatchParams& sent, const ElasticDispatchResult& results,
+               const ElasticDispatchArguments& arguments, const ElasticDispatchHandle& handle, const Runtime& runtime,
+               const CallScope& scope) {
+  std::byte* const own_heap = runtime.heap()->local();
   const auto* beside = reinterpret_cast<const std::uint32_t*>(own_heap + sent.window.beside_at);
   SpreadRowsParams moving{};
   moving.abort = sent.wait.abort;
@@ -111,12 +99,12 @@ void NormalMode::move_elastic(ElasticDispatchParams& sent, const ElasticDispatch
   moving.rank = sent.common.rank;
   moving.num_ranks = sent.common.num_ranks;
   moving.own_rows = sent.x;
-  const KernelTable& kernels = runtime_.executor()->kernels();
-  const LaunchShape shape = plan_spreading(moving, runtime_.policy());
+  const KernelTable& kernels = runtime.executor()->kernels();
+  const LaunchShape shape = plan_spreading(moving, runtime.policy());
   // All ranks have equally many passes: these follow from arguments that are equal on all ranks.
   for (; sent.window.first_token < sent.window.max_tokens; sent.window.first_token += sent.window.tokens) {
     if (!sent.fresh) {
-      const LaunchShape sending = plan_launch(sent, arguments.config, runtime_);
+      const LaunchShape sending = plan_launch(sent, arguments.num_sms, runtime);
       kernels.dispatch_elastic(sent, sending, scope.stream());
     }
     sent.fresh = false;
@@ -127,51 +115,61 @@ void NormalMode::move_elastic(ElasticDispatchParams& sent, const ElasticDispatch
   }
 }
 
-ElasticDispatchResult NormalMode::dispatch_elastic_in_node(const ElasticDispatchArguments& arguments,
-                                                           const CallOptions& call) {
-  runtime_.faults().raise();
-  const DispatchArguments sent = as_dispatch(arguments);
+}  // namespace
+
+ElasticDispatchResult NormalMode::dispatch_elastic(const ElasticDispatchArguments& arguments, const CallOptions& call) {
+  DispatchArguments sent;
+  sent.x = arguments.x;
+  sent.x_scales = arguments.x_scales;
+  sent.expert_alignment = arguments.expert_alignment;
+  sent.num_sms = arguments.num_sms;
+  sent.topk_idx = arguments.topk_idx;
+  sent.topk_weights = arguments.topk_weights;
+  check_elastic_dispatch(arguments, sent, runtime_);
+  if (rails() && arguments.handle != nullptr) check_dispatched(&arguments.handle->route, arguments.x.size(0));
+  CallScope scope = runtime_.begin(call);
+  ElasticDispatchResult result;
+  rails() ? dispatch_by_rails(result, arguments, sent, scope) : dispatch_in_node(result, arguments, sent, scope);
+  result.event = scope.finish();
+  return result;
+}
+
+void NormalMode::dispatch_in_node(ElasticDispatchResult& result, const ElasticDispatchArguments& arguments,
+                                  const DispatchArguments& sent, CallScope& scope) {
   const int experts = arguments.num_experts / common_.num_ranks;
   HostCounts& counts = *host_counts_;
   ElasticDispatchParams params{};
   static_cast<SentRows&>(params) = sent_rows(sent, experts);
   params.common = common_;
+  params.wait = runtime_.faults().wait_context();
   params.weighted = arguments.topk_weights.has_value();
   params.fresh = arguments.handle == nullptr;
   if (params.fresh) {
+    check_recording(scope, arguments.exact);
     params.shape = call_shape(sent, arguments.num_experts);
     params.host_counts = arguments.exact ? &counts : nullptr;
     params.numbers = numbering_params(arguments, runtime_);
   }
   plan_window(params, arguments.max_tokens, runtime_);
-  const LaunchShape shape = plan_launch(params, arguments.config, runtime_);
-
-  CallScope scope(runtime_.calls(), call);
-  params.wait = runtime_.faults().wait_context();
-  ElasticDispatchHandle handle;
-  std::vector<int> of_experts;
+  const LaunchShape shape = plan_launch(params, arguments.num_sms, runtime_);
+  ElasticDispatchHandle& handle = result.handle;
   if (params.fresh) {
-    check_recording(scope, arguments.exact);
-    std::int64_t received = std::int64_t{common_.num_ranks} * arguments.max_tokens;
-    handle = make_elastic_tables(arguments, received, true, params.numbers, *common_.state, scope);
+    const std::int64_t most = std::int64_t{common_.num_ranks} * arguments.max_tokens;
+    handle = make_elastic_tables(arguments, most, true, params.numbers, *common_.state, scope);
     if (arguments.exact) __atomic_store_n(&counts.epoch, 0, __ATOMIC_RELEASE);
     runtime_.executor()->kernels().dispatch_elastic(params, shape, scope.stream());
+    std::vector<int>& of_experts = result.num_recv_tokens_per_expert;
     if (arguments.exact) {
       wait_for_counts(runtime_, counts, scope);
-      received = counts.num_recv_tokens;
       of_experts.assign(counts.tokens_per_expert, counts.tokens_per_expert + experts);
-      handle.metadata = first_rows(handle.metadata, received);
-      handle.local_topk_idx = first_rows(handle.local_topk_idx, received);
+      handle.metadata = first_rows(handle.metadata, counts.num_recv_tokens);
+      handle.local_topk_idx = first_rows(handle.local_topk_idx, counts.num_recv_tokens);
     }
     handle.num_expanded = expanded_rows(arguments, common_.num_ranks, of_experts);
   }
   const ElasticDispatchHandle& tables = params.fresh ? handle : *arguments.handle;
-  ElasticDispatchResult result = make_elastic_results(arguments, tables, tables.metadata.size(0), scope);
-  move_elastic(params, result, arguments, tables, scope);
-  result.num_recv_tokens_per_expert = std::move(of_experts);
-  result.handle = std::move(handle);
-  result.event = scope.finish();
-  return result;
+  make_elastic_results(result, arguments, tables, scope);
+  move_rows(params, result, arguments, tables, runtime_, scope);
 }
 
 }  // namespace deep_ep

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "csrc/buffer/row_launch.hpp"
 #include "csrc/executor/kernel_table.hpp"
 #include "csrc/support/format.hpp"
 
@@ -12,46 +11,23 @@ namespace {
 
 constexpr int kMostAlignment = 1 << 20;
 
-void check_max_tokens(std::int64_t tokens, int max_tokens, int num_ranks) {
-  check_range("max_tokens", max_tokens, 1, INT32_MAX / (2 * num_ranks));
-  check_range("number of tokens", tokens, 0, max_tokens);
-}
-
-void check_num_experts(int num_experts, int num_ranks) {
-  if (num_experts >= num_ranks && num_experts % num_ranks == 0) return;
-  fail<InvalidArgument>("num_experts is {}, allowed: multiples of the {} ranks", num_experts, num_ranks);
-}
-
-std::int64_t rounded_up(std::int64_t value, std::int64_t step) { return (value + step - 1) / step * step; }
-
 }  // namespace
 
-DispatchArguments as_dispatch(const ElasticDispatchArguments& arguments) {
-  DispatchArguments sent;
-  sent.x = arguments.x;
-  sent.x_scales = arguments.x_scales;
-  sent.expert_alignment = arguments.expert_alignment;
-  sent.config = arguments.config;
-  sent.topk_idx = arguments.topk_idx;
-  sent.topk_weights = arguments.topk_weights;
-  return sent;
-}
-
-void check_elastic_dispatch(const ElasticDispatchArguments& arguments, const Runtime& runtime) {
-  const DispatchArguments sent = as_dispatch(arguments);
+void check_elastic_dispatch(const ElasticDispatchArguments& arguments, const DispatchArguments& sent,
+                            const Runtime& runtime) {
   check_sent_rows(sent, runtime);
   const Device& device = runtime.device();
+  const int ranks = runtime.num_ranks();
   const std::int64_t tokens = arguments.x.size(0);
   check_range("expert_alignment", arguments.expert_alignment, 1, kMostAlignment);
-  check_max_tokens(tokens, arguments.max_tokens, runtime.num_ranks());
-  check_range("num_experts", arguments.num_experts, runtime.num_ranks(),
-              std::int64_t{runtime.num_ranks()} * runtime.options().max_local_experts);
-  check_num_experts(arguments.num_experts, runtime.num_ranks());
+  check_range("max_tokens", arguments.max_tokens, 1, INT32_MAX / (2 * ranks));
+  check_range("number of tokens", tokens, 0, arguments.max_tokens);
+  check_experts("num_experts", arguments.num_experts, ranks, runtime.options().max_local_experts);
   check_selections(sent, runtime);
   if (arguments.handle != nullptr) {
     const ElasticDispatchHandle& handle = *arguments.handle;
     const TensorView& metadata = handle.metadata.view();
-    check_tensor("source_ends", handle.source_ends.view(), device, {DType::int32}, {runtime.num_ranks()});
+    check_tensor("source_ends", handle.source_ends.view(), device, {DType::int32}, {ranks});
     const int topk = row_metadata(metadata, handle.source_ends.view(), device).num_topk;
     check_tensor("topk_idx", arguments.topk_idx, device, {DType::int32, DType::int64}, {tokens, topk});
     check_tensor("local_topk_idx", handle.local_topk_idx.view(), device, {DType::int32},
@@ -59,10 +35,9 @@ void check_elastic_dispatch(const ElasticDispatchArguments& arguments, const Run
     if (arguments.zero_padding) {
       check_tensor("expert_ends", handle.expert_ends.view(), device, {DType::int32}, {kAnySize});
     }
-    return check_range("num_expanded", handle.num_expanded, 0, INT32_MAX);
-  }
-  if (arguments.stats) {
-    check_tensor("stats", *arguments.stats, device, {DType::int32}, {arguments.num_experts / runtime.num_ranks()});
+    check_range("num_expanded", handle.num_expanded, 0, INT32_MAX);
+  } else if (arguments.stats) {
+    check_tensor("stats", *arguments.stats, device, {DType::int32}, {arguments.num_experts / ranks});
   }
 }
 
@@ -76,7 +51,7 @@ void check_elastic_combine(const ElasticCombineArguments& arguments, const Runti
   check_range("width of topk_idx", topk, 1, kMaxTopk);
   check_range("max_tokens", arguments.max_tokens, 1, INT32_MAX / std::max(2, ranks));
   check_range("number of tokens in topk_idx", tokens, 0, arguments.max_tokens);
-  check_num_experts(arguments.num_experts, ranks);
+  check_experts("num_experts", arguments.num_experts, ranks, runtime.options().max_local_experts);
   check_strided_tensor("metadata", arguments.metadata, device, {DType::int32},
                        {kAnySize, topk + RowMetadata::kColumnsBefore});
   check_tensor("source_ends", arguments.source_ends, device, {DType::int32}, {ranks});
@@ -91,13 +66,12 @@ void check_elastic_combine(const ElasticCombineArguments& arguments, const Runti
   if (arguments.topk_weights && arguments.each_selection) {
     fail<InvalidArgument>("topk_weights is given, allowed: only without each_selection");
   }
-  if (arguments.topk_weights && arguments.expanded) {
-    check_tensor("topk_weights", *arguments.topk_weights, device, {DType::float32}, {arguments.x.size(0)});
-  } else if (arguments.topk_weights) {
-    check_tensor("topk_weights", *arguments.topk_weights, device, {DType::float32}, {received, topk});
+  if (const auto& weights = arguments.topk_weights) {
+    arguments.expanded ? check_tensor("topk_weights", *weights, device, {DType::float32}, {arguments.x.size(0)})
+                       : check_tensor("topk_weights", *weights, device, {DType::float32}, {received, topk});
   }
   check_biases(arguments, tokens, runtime);
-  check_config(arguments.config);
+  check_sms(arguments.num_sms);
 }
 
 RowMetadata row_metadata(const ConstTensorView& metadata, const ConstTensorView& source_ends, const Device& device) {
@@ -119,7 +93,7 @@ std::int64_t expanded_rows(const ElasticDispatchArguments& arguments, int num_ra
   // A token may name an expert more than once: also where there are fewer experts than selections.
   const std::int64_t alignment = arguments.expert_alignment, experts = arguments.num_experts / num_ranks;
   const std::int64_t selections = std::int64_t{num_ranks} * arguments.max_tokens * arguments.topk_idx.size(1);
-  return rounded_up(selections + (alignment - 1) * experts, alignment);
+  return align_up(selections + (alignment - 1) * experts, alignment);
 }
 
 std::size_t fit_window(TokenWindow& window, std::size_t at, const Runtime& runtime) {
@@ -158,6 +132,10 @@ std::size_t fit_numbering(NumberingParams& params, bool of_all_ranks, std::int64
   params.blocks = static_cast<int>(std::max<std::int64_t>(1, std::min<std::int64_t>(useful, most_blocks)));
   const auto bytes = [&] { return NumberingShared(Carver::without_memory(), params, of_all_ranks).bytes; };
   while (params.warps > 1 && bytes() > room) --params.warps;
+  if (bytes() > room) {
+    fail<InvalidArgument>("num_experts is {}, allowed: so many that the {} of each rank fit {} bytes of shared memory",
+                          params.num_experts * params.num_ranks, params.num_experts, room);
+  }
   return bytes();
 }
 
@@ -193,18 +171,16 @@ ElasticDispatchHandle make_elastic_tables(const ElasticDispatchArguments& argume
 }
 
 /// The scales' rows lie next to each other if `column_major_scales`.
-ElasticDispatchResult make_elastic_results(const ElasticDispatchArguments& arguments,
-                                           const ElasticDispatchHandle& handle, std::int64_t rows,
-                                           const CallScope& scope) {
+void make_elastic_results(ElasticDispatchResult& results, const ElasticDispatchArguments& arguments,
+                          const ElasticDispatchHandle& handle, const CallScope& scope) {
   const auto& scales = arguments.x_scales;
   const bool expand = arguments.expand, column_major = arguments.column_major_scales;
-  const std::int64_t moved = expand ? handle.num_expanded : rows;
+  const std::int64_t rows = handle.metadata.size(0), moved = expand ? handle.num_expanded : rows;
   const std::int64_t topk = handle.metadata.size(1) - RowMetadata::kColumnsBefore;
-  ElasticDispatchResult results;
   WantedTensors wanted(arguments.x.device);
   wanted.add(results.recv_x, arguments.x.dtype, {moved, arguments.x.size(1)});
   if (scales && column_major) {
-    wanted.add(results.recv_x_scales.emplace(), scales->dtype, {scales->size(1), rounded_up(moved, 4)});
+    wanted.add(results.recv_x_scales.emplace(), scales->dtype, {scales->size(1), align_up(moved, 4)});
   } else if (scales) {
     wanted.add(results.recv_x_scales.emplace(), scales->dtype, {moved, scales->size(1)});
   }
@@ -215,10 +191,9 @@ ElasticDispatchResult make_elastic_results(const ElasticDispatchArguments& argum
   if (scales && column_major) {
     TensorView turned = results.recv_x_scales->view();
     turned.shape = {moved, scales->size(1)};
-    turned.strides = {1, rounded_up(moved, 4)};
+    turned.strides = {1, align_up(moved, 4)};
     results.recv_x_scales = Tensor(turned, results.recv_x_scales->storage());
   }
-  return results;
 }
 
 void spread_to(const ElasticDispatchResult& results, const ElasticDispatchArguments& arguments,

@@ -12,11 +12,10 @@
 namespace deep_ep {
 
 // Throw InvalidArgument.
-void check_elastic_dispatch(const ElasticDispatchArguments& arguments, const Runtime& runtime);
+/// `sent`: the same as a dispatch of normal mode, without a layout or handle.
+void check_elastic_dispatch(const ElasticDispatchArguments& arguments, const DispatchArguments& sent,
+                            const Runtime& runtime);
 void check_elastic_combine(const ElasticCombineArguments& arguments, const Runtime& runtime);
-
-/// As a dispatch of normal mode, without a layout or handle.
-DispatchArguments as_dispatch(const ElasticDispatchArguments& arguments);
 
 /// Of [N, K + 2] int32, columns of a row next to each other; `source_ends` says how many rows are valid.
 RowMetadata row_metadata(const ConstTensorView& metadata, const ConstTensorView& source_ends, const Device& device);
@@ -30,7 +29,8 @@ std::size_t fit_window(TokenWindow& window, std::size_t at, const Runtime& runti
 /// Of a fresh dispatch, before there are tables.
 NumberingParams numbering_params(const ElasticDispatchArguments& arguments, const Runtime& runtime);
 /// Chooses the blocks that number so many selections, at most so many, and lets as many of the `params.warps` warps of
-/// each count as have `room` for their counters; one of each at least. Returns the bytes of a block.
+/// each count as have `room` for their counters; one of each at least. Returns the bytes of a block. InvalidArgument
+/// where that is more than the room.
 std::size_t fit_numbering(NumberingParams& params, bool of_all_ranks, std::int64_t selections, int most_blocks,
                           std::size_t room);
 /// Tables for `rows` rows, in one piece of memory with what blocks tell each other, and `numbers` told of them.
@@ -38,10 +38,9 @@ std::size_t fit_numbering(NumberingParams& params, bool of_all_ranks, std::int64
 ElasticDispatchHandle make_elastic_tables(const ElasticDispatchArguments& arguments, std::int64_t rows, bool in_node,
                                           NumberingParams& numbers, KernelState& state, const CallScope& scope);
 
-/// Tensors for `rows` received rows, handed out to the caller.
-ElasticDispatchResult make_elastic_results(const ElasticDispatchArguments& arguments,
-                                           const ElasticDispatchHandle& handle, std::int64_t rows,
-                                           const CallScope& scope);
+/// Makes the tensors for received rows, handed out to the caller.
+void make_elastic_results(ElasticDispatchResult& results, const ElasticDispatchArguments& arguments,
+                          const ElasticDispatchHandle& handle, const CallScope& scope);
 
 /// Completes the arguments of the kernel that takes rows to the results: `params` says where they, and words of scales
 /// and weights beside them, lie.

@@ -3,79 +3,54 @@
 #include <algorithm>
 
 #include "csrc/buffer/elastic/elastic.hpp"
-#include "csrc/buffer/row_launch.hpp"
 #include "csrc/executor/kernel_table.hpp"
 
 namespace deep_ep {
 namespace {
 
-void address_rows(const Backend& executor, const AddressRowsParams& params, StreamHandle stream) {
-  executor.kernels().address_rows(
-      params, shape_for_warps(params.metadata.num_rows, executor.policy(), kernels::address_rows::kMaxThreads), stream);
+/// Enqueues a kernel with a warp for each unit of work, as far as the device has room for warps that have no shared
+/// memory.
+template <class Params>
+void launch(const KernelChoice<Params>& kernel, const Params& params, std::int64_t units, const Backend& executor,
+            const CallScope& scope) {
+  constexpr int kBlocksOfMultiprocessor = 8;
+  if (units == 0) return;
+  const LaunchPolicy& policy = executor.policy();
+  const int warps = std::min(policy.warps_per_block, kernel.max_threads / 32);
+  const std::int64_t most = std::int64_t{policy.multiprocessors} * kBlocksOfMultiprocessor;
+  const int blocks = static_cast<int>(std::min((units + warps - 1) / warps, most));
+  (executor.kernels().*kernel.launcher)(params, {blocks, warps * 32, 0}, scope.stream());
 }
 
-void find_returned_rows(const Backend& executor, const SumRowsParams& params, StreamHandle stream) {
-  if (params.returned.num_tokens == 0) return;
-  executor.kernels().find_returned_rows(
-      params, shape_for_warps((params.num_rows + 31) / 32, executor.policy(), kernels::find_returned_rows::kMaxThreads),
-      stream);
-}
-
-void sum_rows(const Backend& executor, const SumRowsParams& params, StreamHandle stream) {
-  const bool returned = params.returned.beside != nullptr;
-  const std::int64_t sums = returned ? params.returned.num_tokens : params.metadata.num_rows;
-  if (sums == 0) return;
-  executor.kernels().sum_rows(
-      params,
-      shape_for_warps(pieces_of_sums(sums, params.row_bytes), executor.policy(), kernels::sum_rows::kMaxThreads),
-      stream);
-}
-
-SumRowsParams returning_params(const ElasticReturn& back, Runtime& runtime) {
-  const ElasticCombineArguments& arguments = back.arguments;
-  const std::int64_t width = back.ends.size(1);
-  SumRowsParams params{};
-  params.rows = back.rows.as<std::byte>();
-  params.num_rows = back.rows.size(0);
-  set_biases(params, arguments);
-  params.row_bytes = static_cast<std::uint32_t>(back.rows.size(1) * 2);
-  params.returned = {
-      .beside = back.beside.as<std::int32_t>(),
-      .beside_stride = back.beside.size(1),
-      .num_valid = back.ends.as<std::int32_t>() + (runtime.num_ranks() - 1) * width + runtime.rank() % width,
-      .topk_idx = indices_of(arguments.topk_idx),
-      .num_tokens = arguments.topk_idx.size(0),
-      .num_topk = static_cast<int>(arguments.topk_idx.size(1)),
-      .num_experts = arguments.num_experts / runtime.num_ranks(),
-      .each_selection = arguments.each_selection,
-      .weights = nullptr,
-      .row_of = back.row_of.as<std::int32_t>()};
-  return params;
+/// How many warps have something to add to so many sums of rows.
+std::int64_t pieces_of_sums(std::int64_t sums, std::int64_t row_bytes) {
+  constexpr std::int64_t kBytesOfWarp = 512;
+  return sums * ((row_bytes + kBytesOfWarp - 1) / kBytesOfWarp);
 }
 
 void hand_out_return(const ElasticReturn& back, const CallScope& scope) {
-  for (const Tensor* tensor : {&back.rows, &back.beside, &back.ends, &back.row_of}) scope.hand_out(*tensor);
+  for (const Tensor* tensor : {&back.rows, &back.beside, &back.ends}) scope.hand_out(*tensor);
 }
 
 }  // namespace
 
-ElasticReturn NormalMode::send_back(const ElasticCombineArguments& arguments, std::vector<Tensor>& kept,
-                                    CallScope& scope) {
+ElasticReturn NormalMode::send_back(const ElasticCombineArguments& arguments, CallScope& scope) {
   const Device device = runtime_.device();
+  const Backend& executor = *runtime_.executor();
   const RowMetadata metadata = row_metadata(arguments.metadata, arguments.source_ends, device);
   DispatchArguments back;
   back.x = arguments.x;
+  Tensor sums;
   if (arguments.expanded && !arguments.each_selection) {
-    const Tensor sums = scope.pool_tensor(unplaced(device, DType::bfloat16, {metadata.num_rows, arguments.x.size(1)}));
+    sums = scope.pool_tensor(unplaced(device, DType::bfloat16, {metadata.num_rows, arguments.x.size(1)}));
     SumRowsParams params{};
     params.rows = arguments.x.as<std::byte>();
     params.num_rows = arguments.x.size(0);
     params.metadata = metadata;
     params.sums = sums.as<std::byte>();
     params.row_bytes = static_cast<std::uint32_t>(arguments.x.size(1) * 2);
-    sum_rows(*runtime_.executor(), params, scope.stream());
+    launch(choices::sum_rows, params, pieces_of_sums(metadata.num_rows, params.row_bytes), executor, scope);
     back.x = sums.view();
-    kept.push_back(sums);
   }
 
   const std::int64_t sent = back.x.size(0);
@@ -87,7 +62,6 @@ ElasticReturn NormalMode::send_back(const ElasticCombineArguments& arguments, st
   tables.add(is_sent, DType::boolean, {sent, ranks});
   tables.add(beside, DType::int32, {sent, columns});
   tables.place_in_pool(scope);
-  kept.push_back(counts);  // all of one piece
   const auto before = static_cast<std::size_t>(is_sent.as<std::byte>() - counts.as<std::byte>());
   runtime_.executor()->fill(counts.data(), 0, before + is_sent.view().bytes(), scope.stream());
   AddressRowsParams params{};
@@ -104,42 +78,54 @@ ElasticReturn NormalMode::send_back(const ElasticCombineArguments& arguments, st
   params.is_token_in_rank = is_sent.as<std::uint8_t>();
   params.beside = beside.as<std::int32_t>();
   params.columns = columns;
-  address_rows(*runtime_.executor(), params, scope.stream());
+  launch(choices::address_rows, params, metadata.num_rows, executor, scope);
 
   back.x_scales = beside.view();
   back.num_tokens_per_expert = counts.view();
   back.is_token_in_rank = is_sent.view();
   back.num_worst_tokens = std::int64_t{arguments.max_tokens} *
                           (arguments.each_selection ? metadata.num_topk : std::min(metadata.num_topk, ranks));
-  back.config = arguments.config;
+  back.num_sms = arguments.num_sms;
   const DispatchResult came = dispatch(back, scope);
-  for (const Tensor* tensor : {&came.handle.recv_src_idx, &came.handle.relay_rows}) kept.push_back(*tensor);
-  ElasticReturn returned{.arguments = arguments,
-                         .rows = came.recv_x,
-                         .beside = *came.recv_x_scales,
-                         .ends = came.handle.rank_prefix_matrix};
-  const ConstTensorView& topk_idx = arguments.topk_idx;
-  returned.row_of = scope.pool_tensor(unplaced(device, DType::int32, {topk_idx.size(0), topk_idx.size(1)}));
-  find_returned_rows(*runtime_.executor(), returning_params(returned, runtime_), scope.stream());
-  return returned;
+  return {.arguments = arguments,
+          .rows = came.recv_x,
+          .beside = *came.recv_x_scales,
+          .ends = came.handle.rank_prefix_matrix};
 }
 
 CombineResult sum_returned(const ElasticReturn& back, Runtime& runtime, const CallScope& scope) {
-  const ConstTensorView& topk_idx = back.arguments.topk_idx;
-  const bool weighted = back.arguments.topk_weights.has_value();
-  CombineResult result = make_sums(back.rows.view(), topk_idx.size(0), weighted ? topk_idx.size(1) : 0, scope);
-  SumRowsParams params = returning_params(back, runtime);
+  const ElasticCombineArguments& arguments = back.arguments;
+  const ConstTensorView& topk_idx = arguments.topk_idx;
+  const std::int64_t tokens = topk_idx.size(0), topk = topk_idx.size(1), width = back.ends.size(1);
+  const Tensor row_of = scope.pool_tensor(unplaced(runtime.device(), DType::int32, {tokens, topk}));
+  CombineResult result = make_sums(back.rows.view(), tokens, arguments.topk_weights ? topk : 0, scope);
+  SumRowsParams params{};
+  params.rows = back.rows.as<std::byte>();
+  params.num_rows = back.rows.size(0);
+  set_biases(params, arguments);
   params.sums = result.combined_x.as<std::byte>();
-  params.returned.weights = memory_of<std::int32_t>(result.combined_topk_weights);
-  sum_rows(*runtime.executor(), params, scope.stream());
+  params.row_bytes = static_cast<std::uint32_t>(back.rows.size(1) * 2);
+  params.returned = {
+      .beside = back.beside.as<std::int32_t>(),
+      .beside_stride = back.beside.size(1),
+      .num_valid = back.ends.as<std::int32_t>() + (runtime.num_ranks() - 1) * width + runtime.rank() % width,
+      .topk_idx = indices_of(topk_idx),
+      .num_tokens = tokens,
+      .num_topk = static_cast<int>(topk),
+      .num_experts = arguments.num_experts / runtime.num_ranks(),
+      .each_selection = arguments.each_selection,
+      .weights = memory_of<std::int32_t>(result.combined_topk_weights),
+      .row_of = row_of.as<std::int32_t>()};
+  const Backend& executor = *runtime.executor();
+  if (tokens != 0) launch(choices::find_returned_rows, params, (params.num_rows + 31) / 32, executor, scope);
+  launch(choices::sum_rows, params, pieces_of_sums(tokens, params.row_bytes), executor, scope);
   return result;
 }
 
 ElasticReturn NormalMode::begin_combine_elastic(const ElasticCombineArguments& arguments, const CallOptions& call) {
   check_elastic_combine(arguments, runtime_);
   CallScope scope = runtime_.begin(call);
-  std::vector<Tensor> kept;
-  ElasticReturn back = scope.inside([&] { return send_back(arguments, kept, scope); });
+  ElasticReturn back = scope.inside([&] { return send_back(arguments, scope); });
   hand_out_return(back, scope);
   back.event = scope.finish();
   return back;

@@ -16,7 +16,7 @@ constexpr std::uint32_t kMostPieceBytes = 8192;
 /// The arguments of a call of the node, without its tensors.
 LoadBalanceParams params_of_call(const Runtime& runtime, const IntranodeParams& common, const ConstTensorView& mapping,
                                  int num_sms) {
-  check_range("num_sms", num_sms, 0, defaults::kMostSms);
+  check_sms(num_sms);
   LoadBalanceParams params{};
   params.common = common;
   const NodeMembership& nodes = runtime.nodes();
@@ -84,7 +84,7 @@ void cut(LoadBalanceParams& params, std::uint64_t kernel, std::uint32_t piece_by
 EventHandle enqueue(Launcher<LoadBalanceParams> kernel, LoadBalanceParams& params, LaunchShape shape, int num_sms,
                     Runtime& runtime, const CallOptions& call) {
   params.wait = runtime.faults().wait_context();
-  shape.blocks = runtime.sms({.num_sms = num_sms}, defaults::kLoadBalanceSms);
+  shape.blocks = runtime.sms(num_sms, defaults::kLoadBalanceSms);
   CallScope scope = runtime.begin(call);
   kernel(params, shape, scope.stream());
   return scope.finish();

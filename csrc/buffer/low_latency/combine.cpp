@@ -26,52 +26,54 @@ bool goes_unreduced(const LowLatencyCombineArguments& arguments, const LowLatenc
   return rows * params.row_bytes <= room;
 }
 
-/// `unreduced`: groups share the selections of a row, too, where there are enough of them.
-int warps_per_row(const LowLatencyCombineParams& params, int warps, int sms, bool unreduced,
-                  const LowLatencySetup& setup) {
-  if (!setup.on_gpu()) return std::min(warps, kHostWarpsPerRow);
+/// Of at most `sms` blocks. `unreduced`: groups share the selections of a row, too, where there are enough of them.
+int warps_per_row(const LowLatencyCombinePlan& plan, int sms, bool unreduced, const LowLatencySetup& setup) {
+  if (!setup.on_gpu()) return std::min(plan.warps, kHostWarpsPerRow);
+  const LowLatencyCombineParams& params = plan.params;
   const int pieces = unreduced ? int{params.num_topk} : 1;
   const bool few = std::int64_t{params.common.num_ranks} * params.max_tokens * pieces <= sms;
-  return std::min(warps, few ? kGpuWarpsPerRowFew : kGpuWarpsPerRow);
+  return std::min(plan.warps, few ? kGpuWarpsPerRowFew : kGpuWarpsPerRow);
 }
 
-/// Words that an expert has, and rows that one of them stands for.
-LowLatencySignals signals_of(const LowLatencyOverlap& overlap, std::int64_t expert_rows) {
-  LowLatencySignals signals;
-  if (!overlap.signals) return signals;
-  signals.words = reinterpret_cast<const std::uint32_t*>(overlap.signals->as<std::int32_t>());
-  const std::int64_t rows = overlap.signal_rows == 0 ? expert_rows : overlap.signal_rows;
-  signals.rows_of_word = static_cast<int>(rows);
-  signals.words_of_expert = static_cast<int>((expert_rows + rows - 1) / rows);
-  signals.expected = static_cast<std::uint32_t>(overlap.expected);
-  return signals;
-}
-
-void check_overlap(const LowLatencyCombineArguments& arguments, const LowLatencySetup& setup) {
+/// Checks the overlap, and sets its signals.
+void set_overlap(LowLatencyCombineParams& params, const LowLatencyCombineArguments& arguments, bool unreduced,
+                 const LowLatencySetup& setup) {
   const LowLatencyOverlap& overlap = *arguments.overlap;
-  const std::int64_t experts = arguments.x.size(0), rows = arguments.x.size(1);
   if (!arguments.return_recv_hook) throw InvalidArgument("overlap needs return_recv_hook");
   if (setup.rdma() || setup.common.mask != nullptr) {
     fail<Unsupported>("overlap needs a buffer {}: others add up rows before they send them, and wait for all of them",
                       setup.rdma() ? "whose ranks all reach each other by NVLink" : "made without low_latency.masking");
   }
+  if (!unreduced) {
+    fail<Unsupported>(
+        "overlap needs room for a row of each selection, max_tokens {} times top-k {} of {} each, in low_latency.bytes "
+        "{}: make it larger",
+        params.max_tokens, int{params.num_topk}, format_bytes(params.row_bytes), setup.low_latency_bytes);
+  }
   check_range("overlap.signal_rows", overlap.signal_rows, 0, INT32_MAX);
   check_range("overlap.expected", overlap.expected, 1, INT32_MAX);
   check_range("overlap.num_sms", overlap.num_sms, 0, INT32_MAX);
+  const auto* words =
+      checked_memory<std::int32_t>("overlap.signals", overlap.signals, setup.device, DType::int32, {kAnySize});
   if (!overlap.signals) return;
-  check_tensor("overlap.signals", *overlap.signals, setup.device, {DType::int32}, {kAnySize});
-  const std::int64_t words = experts * signals_of(overlap, rows).words_of_expert;
-  if (overlap.signals->size(0) < words) {
+  const std::int64_t rows = params.expert_rows(), experts = params.num_local_experts;
+  const std::int64_t rows_of_word = overlap.signal_rows == 0 ? rows : overlap.signal_rows;
+  const std::int64_t words_of_expert = (rows + rows_of_word - 1) / rows_of_word;
+  if (overlap.signals->size(0) < experts * words_of_expert) {
     fail<InvalidArgument>("overlap.signals has {} elements, {} local experts with {} rows each need {}",
-                          overlap.signals->size(0), experts, rows, words);
+                          overlap.signals->size(0), experts, rows, experts * words_of_expert);
   }
+  params.signals = {.words = reinterpret_cast<const std::uint32_t*>(words),
+                    .words_of_expert = static_cast<int>(words_of_expert),
+                    .rows_of_word = static_cast<int>(rows_of_word),
+                    .expected = static_cast<std::uint32_t>(overlap.expected)};
 }
 
-/// Grid and shared memory of a part. `params`: complete but for the part's.
-LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyCombineParams& params, int warps, int sms,
-                         bool unreduced, const LowLatencySetup& setup) {
+/// Grid and shared memory of a part with at most `sms` blocks. `plan`: complete but for its parts.
+LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyCombinePlan& plan, int sms, bool unreduced) {
+  const LowLatencyCombineParams& params = plan.params;
   const int ranks = params.common.num_ranks;
-  const int groups = sends(phase) ? warps / static_cast<int>(params.warps_per_row) : 0;
+  const int groups = sends(phase) ? plan.warps / static_cast<int>(params.warps_per_row) : 0;
   // As many blocks as have anything to do.
   using namespace device::low_latency;
   // Unreduced: groups share the selections of a row, two blocks a token where there are so many, and one more block
@@ -84,10 +86,8 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyCombineParams& p
   if (sends(phase) && params.signals.words != nullptr) {
     part.rows_of_group = rows_of_group(ranks, params.max_tokens, groups * part.working_blocks);
   }
-  const int posters = poster_blocks(setup, warps);
-  const device::low_latency::CombineShared shared(Carver::without_memory(), posters != 0 ? warps : 0,
-                                                  groups * part.rows_of_group);
-  part.shape = {part.working_blocks + waiting + posters, warps * 32, shared.bytes};
+  const CombineShared shared(Carver::without_memory(), plan.posters != 0 ? plan.warps : 0, groups * part.rows_of_group);
+  part.shape = {part.working_blocks + waiting + plan.posters, plan.warps * 32, shared.bytes};
   return part;
 }
 
@@ -103,26 +103,22 @@ void check_handle(const LowLatencyHandle& handle, const LowLatencySetup& setup) 
   }
   check_range("handle.max_tokens", handle.max_tokens, 1, kMostLowLatencyTokens);
   check_range("handle.num_tokens", handle.num_tokens, 0, handle.max_tokens);
-  check_range("handle.num_experts", handle.num_experts, 1, kMostLowLatencyExperts);
   check_range("handle.num_topk", handle.num_topk, 1, kMaxTopk);
-  if (handle.num_experts % num_ranks != 0) {
-    fail<InvalidArgument>("handle.num_experts is {}, allowed: a multiple of the {} ranks", handle.num_experts,
-                          num_ranks);
-  }
+  check_experts("handle.num_experts", handle.num_experts, num_ranks, setup.max_local_experts);
   check_tensor("handle.row_table", handle.row_table.view(), setup.device, {DType::int32},
                {2 + std::int64_t{handle.max_tokens} * (1 + handle.num_topk), num_ranks});
 }
 
-void check_combine(const LowLatencyCombineArguments& arguments, const LowLatencySetup& setup) {
+}  // namespace
+
+LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, const LowLatencySetup& setup) {
   const Device& device = setup.device;
   if (arguments.handle == nullptr) throw InvalidArgument("handle is missing");
   const LowLatencyHandle& handle = *arguments.handle;
   check_handle(handle, setup);
-  const ConstTensorView& x = arguments.x;
+  const ConstTensorView &x = arguments.x, &idx = arguments.topk_idx;
   check_tensor("x", x, device, {DType::bfloat16},
                {handle.num_experts / setup.common.num_ranks, expert_rows(handle, setup), kAnySize});
-  check_call(arguments, kScaleChannels, setup);
-  const ConstTensorView& idx = arguments.topk_idx;
   check_tensor("topk_idx", idx, device, {DType::int32, DType::int64}, {kAnySize, handle.num_topk});
   if (idx.size(0) != handle.num_tokens) {
     fail<InvalidArgument>("topk_idx has {} rows, but the handle's dispatch sent {} tokens", idx.size(0),
@@ -133,52 +129,35 @@ void check_combine(const LowLatencyCombineArguments& arguments, const LowLatency
     check_tensor("out", *arguments.out, device, {DType::bfloat16}, {idx.size(0), x.size(2)});
     check_alignment("out", *arguments.out);
   }
-  if (arguments.overlap) check_overlap(arguments, setup);
-}
 
-}  // namespace
-
-LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, const LowLatencySetup& setup) {
-  const LowLatencyHandle& handle = *arguments.handle;
   LowLatencyCombinePlan plan;
   LowLatencyCombineParams& params = plan.params;
-  set_call(params, arguments, handle.max_tokens, handle.num_experts, setup);
+  set_call(params, arguments, handle.max_tokens, handle.num_experts, kScaleChannels, setup);
   params.row_bytes = device::low_latency::CombineWire{params.hidden}.bytes();
   choose_rails(!arguments.return_recv_hook, params, params.row_bytes, params.row_bytes, setup);
   const bool unreduced = goes_unreduced(arguments, params, setup);
-  if (arguments.overlap && !unreduced) {
-    fail<Unsupported>(
-        "overlap needs room for a row of each selection, max_tokens {} times top-k {} of {} each, in low_latency.bytes "
-        "{}: make it larger",
-        params.max_tokens, int{params.num_topk}, format_bytes(params.row_bytes), setup.low_latency_bytes);
-  }
+  if (arguments.overlap) set_overlap(params, arguments, unreduced, setup);
   params.call_shape = call_shape_of({params.max_tokens, params.num_topk, params.hidden, params.num_local_experts,
                                      unreduced ? 1 : 0, params.common.rail_width});
-  params.row_table = handle.row_table.as<const std::int32_t>();
+  params.row_table = handle.row_table.as<std::int32_t>();
   params.topk_weights = arguments.topk_weights.as<float>();
 
-  const auto kernel = unreduced      ? choices::combine_low_latency_unreduced
-                      : setup.rdma() ? choices::combine_low_latency_rdma
-                                     : choices::combine_low_latency;
-  plan.kernel = kernel.launcher;
-  const int warps = warps_of_block(setup, kernel.max_threads);
-  const int others = poster_blocks(setup, warps);
-  const int sms = most_working_blocks(arguments.config, setup, others);
-  params.warps_per_row = warps_per_row(params, warps, sms, unreduced, setup);
-  int send_sms = sms;
-  if (arguments.overlap) {
-    params.signals = signals_of(*arguments.overlap, params.expert_rows());
-    if (params.signals.words != nullptr) params.warps_per_row = 1;  // a warp has its own selections
-    if (arguments.overlap->num_sms != 0) send_sms = std::min(sms, arguments.overlap->num_sms);
-  }
-  plan_parts(plan, arguments.return_recv_hook, setup, [&](LowLatencyPhase phase) {
-    return plan_part(phase, params, warps, phase == LowLatencyPhase::send ? send_sms : sms, unreduced, setup);
+  plan.choose(unreduced      ? choices::combine_low_latency_unreduced
+              : setup.rdma() ? choices::combine_low_latency_rdma
+                             : choices::combine_low_latency,
+              setup);
+  const int sms = plan.most_working_blocks(arguments.num_sms, setup);
+  const bool few = arguments.overlap && arguments.overlap->num_sms != 0;
+  const int send_sms = few ? std::min(sms, arguments.overlap->num_sms) : sms;
+  // With signals a warp has its own selections.
+  params.warps_per_row = params.signals.words != nullptr ? 1 : warps_per_row(plan, sms, unreduced, setup);
+  plan.plan_parts(arguments.return_recv_hook, setup, [&](LowLatencyPhase phase) {
+    return plan_part(phase, plan, phase == LowLatencyPhase::send ? send_sms : sms, unreduced);
   });
   return plan;
 }
 
 LowLatencyCombineResult LowLatency::combine(const LowLatencyCombineArguments& arguments, const CallOptions& call) {
-  check_combine(arguments, setup_);
   LowLatencyCombinePlan plan = plan_combine(arguments, setup_);
   begin(LowLatencyKind::combine, arguments.return_recv_hook, call);
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <span>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -15,58 +16,58 @@
 namespace deep_ep {
 namespace {
 
-/// Grid and shared memory of a part. `params`: complete but for the part's.
-LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyDispatchParams& params, int warps, const Config& config,
+/// Grid and shared memory of a part. `plan`: complete but for its parts.
+LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyDispatchPlan& plan, int num_sms,
                          const LowLatencySetup& setup) {
+  const LowLatencyDispatchParams& params = plan.params;
   const int ranks = params.common.num_ranks;
-  const int experts = params.num_local_experts * ranks;
-  const int posters = poster_blocks(setup, warps);
   const int least = sends(phase) ? 2 : 1;  // one sends counts, the others rows
-  const int most = most_working_blocks(config, setup, posters, least);
   const std::int64_t to_send =
       sends(phase) ? std::int64_t{params.num_tokens} + 1 : 0;  // and the block that sends counts
   // Few rows are best spread over many SMs.
   const std::int64_t to_receive = receives(phase) ? std::int64_t{ranks} * params.max_tokens : 0;
   LowLatencyPart part{.phase = phase};
-  part.working_blocks = static_cast<int>(std::clamp<std::int64_t>(std::max(to_send, to_receive), least, most));
+  part.working_blocks = static_cast<int>(
+      std::clamp<std::int64_t>(std::max(to_send, to_receive), least, plan.most_working_blocks(num_sms, setup, least)));
   const bool by_rails = params.common.rail_width != 0;
-  const device::low_latency::DispatchShared shared(Carver::without_memory(), ranks, experts,
+  const device::low_latency::DispatchShared shared(Carver::without_memory(), ranks, params.num_experts(),
                                                    sends(phase) ? params.row(by_rails).stage_bytes() : 0,
-                                                   posters != 0 ? warps : 0);
-  part.shape = {part.working_blocks + posters, warps * 32, shared.bytes};
+                                                   plan.posters != 0 ? plan.warps : 0);
+  part.shape = {part.working_blocks + plan.posters, plan.warps * 32, shared.bytes};
   return part;
 }
 
 /// Warps that receive a row together.
-int warps_per_row(const LowLatencyDispatchParams& params, int warps, const Config& config,
+int warps_per_row(const LowLatencyDispatchPlan& plan, int num_sms, const LowLatencySetup& setup) {
+  const std::int64_t rows = std::int64_t{plan.params.common.num_ranks} * plan.params.max_tokens;
+  const bool few = rows <= plan.most_working_blocks(num_sms, setup);
+  if (setup.on_gpu() && few) return plan.warps;  // no block has two rows
+  if (plan.warps % 4 == 0 && plan.warps >= 16) return 4;
+  return plan.warps % 2 == 0 && plan.warps >= 8 ? 2 : 1;
+}
+
+/// Checks arrival_counters, and sets their parameters.
+void set_arrivals(LowLatencyDispatchParams& params, const LowLatencyDispatchArguments& arguments,
                   const LowLatencySetup& setup) {
-  const std::int64_t rows = std::int64_t{params.common.num_ranks} * params.max_tokens;
-  const bool few = rows <= most_working_blocks(config, setup, poster_blocks(setup, warps));
-  if (setup.on_gpu() && few) return warps;  // no block has two rows
-  if (warps % 4 == 0 && warps >= 16) return 4;
-  return warps % 2 == 0 && warps >= 8 ? 2 : 1;
-}
-
-/// Rows of recv_x that a word of arrival_counters stands for, as a power of two.
-int arrival_shift(const LowLatencyDispatchArguments& arguments) {
-  constexpr int kAll = 30;
-  return arguments.arrival_rows == 0 ? kAll : std::countr_zero(static_cast<unsigned>(arguments.arrival_rows));
-}
-
-/// `experts` with room for `rows` rows each.
-void check_arrivals(const LowLatencyDispatchArguments& arguments, const LowLatencySetup& setup, std::int64_t experts,
-                    std::int64_t rows) {
+  const int step = arguments.arrival_rows;
+  if (!arguments.arrival_counters) {
+    if (step == 0) return;
+    fail<InvalidArgument>("arrival_rows is {}, which needs arrival_counters", step);
+  }
   if (setup.common.mask != nullptr) {
     throw InvalidArgument("arrival_counters need a buffer made without low_latency.masking, which may take back rows");
   }
   constexpr int kMostRows = (1 << 20) - 1;  // so that rows alone never complete a word
-  const int step = arguments.arrival_rows;
+  constexpr int kAllRows = 30;
   if (step < 0 || step > kMostRows || (step & (step - 1)) != 0) {
     fail<InvalidArgument>("arrival_rows is {}, allowed: 0, or a power of two up to {}", step, (kMostRows + 1) / 2);
   }
+  const int rows = params.expert_rows();
   if (step == 0) check_range("rows that one word of arrival_counters stands for", rows, 1, kMostRows);
-  const std::int64_t words = ((rows - 1) >> arrival_shift(arguments)) + 1;
-  check_tensor("arrival_counters", *arguments.arrival_counters, setup.device, {DType::int64}, {experts, words});
+  params.arrival_shift = step == 0 ? kAllRows : std::countr_zero(static_cast<unsigned>(step));
+  params.arrival_words = ((rows - 1) >> params.arrival_shift) + 1;
+  params.arrivals = checked_memory<std::int64_t>("arrival_counters", arguments.arrival_counters, setup.device,
+                                                 DType::int64, {params.num_local_experts, params.arrival_words});
 }
 
 /// Types and shapes of recv_x and, where the format has any, the scales.
@@ -75,7 +76,7 @@ std::vector<TensorView> received_rows(const LowLatencyDispatchParams& params, co
   const auto of = [&](DType dtype, std::initializer_list<std::int64_t> shape) {
     return unplaced(device, dtype, shape);
   };
-  if (!has_scales(params.format)) return {of(DType::bfloat16, {blocks, rows, params.hidden})};
+  if (!params.row(false).scaled()) return {of(DType::bfloat16, {blocks, rows, params.hidden})};
   const LowLatencyScales layout = params.scale_layout();
   if (layout.tiled()) {
     return {of(DType::uint8, {blocks, rows, params.hidden / 2}),
@@ -87,76 +88,52 @@ std::vector<TensorView> received_rows(const LowLatencyDispatchParams& params, co
   return {of(DType::float8_e4m3, {blocks, rows, params.hidden}), scales};
 }
 
-void check_dispatch(const LowLatencyDispatchArguments& arguments, const LowLatencySetup& setup) {
+}  // namespace
+
+LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& arguments, const LowLatencySetup& setup) {
   const Device& device = setup.device;
-  const int num_ranks = setup.common.num_ranks;
-  if (arguments.arrival_rows != 0 && !arguments.arrival_counters) {
-    fail<InvalidArgument>("arrival_rows is {}, which needs arrival_counters", arguments.arrival_rows);
-  }
-  if (arguments.x_global_scale) {
-    if (arguments.format != LowLatencyFormat::nvfp4) throw InvalidArgument("x_global_scale needs rows in NVFP4");
-    check_tensor("x_global_scale", *arguments.x_global_scale, device, {DType::float32}, {1});
-  }
-  const ConstTensorView& x = arguments.x;
+  const ConstTensorView &x = arguments.x, &topk_idx = arguments.topk_idx;
   check_tensor("x", x, device, {DType::bfloat16}, {kAnySize, kAnySize});
-  check_call(arguments, arguments.format == LowLatencyFormat::fp8_ue8m0 ? 4 * kScaleChannels : kScaleChannels, setup);
-  check_tensor("topk_idx", arguments.topk_idx, device, {DType::int32, DType::int64}, {x.size(0), kAnySize});
-  check_range("width of topk_idx", arguments.topk_idx.size(1), 1, kMaxTopk);
+  check_tensor("topk_idx", topk_idx, device, {DType::int32, DType::int64}, {x.size(0), kAnySize});
+  check_range("width of topk_idx", topk_idx.size(1), 1, kMaxTopk);
   // Counts have 16 bits: of rows, and of a selection's place among the rows of its expert.
-  const std::int64_t topk = arguments.topk_idx.size(1);
+  const std::int64_t topk = topk_idx.size(1);
   if (arguments.max_tokens < 1 || arguments.max_tokens > kMostLowLatencyTokens / topk) {
     fail<InvalidArgument>("max_tokens is {}, allowed: 1 to {}, as max_tokens times top-k, which is {}, is at most {}",
                           arguments.max_tokens, kMostLowLatencyTokens / topk, topk, kMostLowLatencyTokens);
   }
-  check_range("num_experts", arguments.num_experts, 1, kMostLowLatencyExperts);
-  const int num_local_experts = arguments.num_experts / num_ranks;
-  if (arguments.num_experts % num_ranks != 0 || num_local_experts > setup.max_local_experts) {
-    fail<InvalidArgument>("num_experts is {}, allowed: a multiple of the {} ranks, at most {} a rank",
-                          arguments.num_experts, num_ranks, setup.max_local_experts);
-  }
+  check_experts("num_experts", arguments.num_experts, setup.common.num_ranks, setup.max_local_experts);
   check_range("rows of the output (local experts * ranks * max_tokens)",
-              std::int64_t{num_local_experts} * num_ranks * arguments.max_tokens, 1, INT32_MAX);
-  if (arguments.cumulative_local_expert_recv_stats) {
-    check_tensor("cumulative_local_expert_recv_stats", *arguments.cumulative_local_expert_recv_stats, device,
-                 {DType::int32}, {num_local_experts});
-  }
-  if (arguments.arrival_counters) {
-    check_arrivals(arguments, setup, num_local_experts, std::int64_t{num_ranks} * arguments.max_tokens);
-  }
-}
+              std::int64_t{arguments.num_experts} * arguments.max_tokens, 1, INT32_MAX);
 
-}  // namespace
-
-LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& arguments, const LowLatencySetup& setup) {
   LowLatencyDispatchPlan plan;
   LowLatencyDispatchParams& params = plan.params;
-  set_call(params, arguments, arguments.max_tokens, arguments.num_experts, setup);
+  const int channels = arguments.format == LowLatencyFormat::fp8_ue8m0 ? 4 * kScaleChannels : kScaleChannels;
+  set_call(params, arguments, arguments.max_tokens, arguments.num_experts, channels, setup);
   params.count_cells = 1 + (params.num_local_experts + 1) / 2;
   params.format = arguments.format;
+  if (arguments.x_global_scale && params.format != LowLatencyFormat::nvfp4) {
+    throw InvalidArgument("x_global_scale needs rows in NVFP4");
+  }
+  params.global_scale = checked_memory<float>("x_global_scale", arguments.x_global_scale, device, DType::float32, {1});
+  params.recv_stats =
+      checked_memory<std::int32_t>("cumulative_local_expert_recv_stats", arguments.cumulative_local_expert_recv_stats,
+                                   device, DType::int32, {params.num_local_experts});
+  set_arrivals(params, arguments, setup);
   choose_rails(!arguments.return_recv_hook, params, params.row(false).bytes(), params.row(true).bytes(), setup);
   params.call_shape =
       call_shape_of({params.max_tokens, params.hidden, params.num_local_experts, static_cast<int>(params.format),
                      params.num_topk, params.common.rail_width, too_many_tokens(arguments) ? 1 : 0});
   if (too_many_tokens(arguments)) params.num_tokens = 0;
-  params.recv_stats = memory_of<std::int32_t>(arguments.cumulative_local_expert_recv_stats);
-  params.global_scale = memory_of<float>(arguments.x_global_scale);
-  if (arguments.arrival_counters) {
-    params.arrivals = arguments.arrival_counters->as<std::int64_t>();
-    params.arrival_words = static_cast<int>(arguments.arrival_counters->size(1));
-    params.arrival_shift = arrival_shift(arguments);
-  }
 
-  const auto kernel = setup.rdma() ? choices::dispatch_low_latency_rdma : choices::dispatch_low_latency;
-  plan.kernel = kernel.launcher;
-  const int warps = warps_of_block(setup, kernel.max_threads);
-  params.warps_per_row = warps_per_row(params, warps, arguments.config, setup);
-  plan_parts(plan, arguments.return_recv_hook, setup,
-             [&](LowLatencyPhase phase) { return plan_part(phase, params, warps, arguments.config, setup); });
+  plan.choose(setup.rdma() ? choices::dispatch_low_latency_rdma : choices::dispatch_low_latency, setup);
+  params.warps_per_row = warps_per_row(plan, arguments.num_sms, setup);
+  plan.plan_parts(arguments.return_recv_hook, setup,
+                  [&](LowLatencyPhase phase) { return plan_part(phase, plan, arguments.num_sms, setup); });
   return plan;
 }
 
 LowLatencyDispatchResult LowLatency::dispatch(const LowLatencyDispatchArguments& arguments, const CallOptions& call) {
-  check_dispatch(arguments, setup_);
   LowLatencyDispatchPlan plan = plan_dispatch(arguments, setup_);
   begin(LowLatencyKind::dispatch, arguments.return_recv_hook, call);
 
@@ -174,29 +151,25 @@ LowLatencyDispatchResult LowLatency::dispatch(const LowLatencyDispatchArguments&
   CallScope scope(runtime_.calls(), call);
   scope.without_event();
   const std::vector<Tensor> made = scope.result_tensors(pieces, of_handle);
-  const std::size_t next = pieces[0].size();
-  const Tensor &count = made[next], &layout_range = made[next + 1];
-  const Tensor &src_info = made[next + 2], &row_table = made[next + 3];
+  const auto others = std::span(made).subspan(pieces[0].size());
   LowLatencyDispatchResult result;
   result.recv_x = made[0];
-  params.recv_x = made[0].as<std::byte>();
-  if (pieces[0].size() > 1) {
-    result.recv_x_scales = made[1];
-    params.recv_scales = made[1].as<std::byte>();
-  }
-  result.recv_count = count;
-  params.recv_count = count.as<std::int32_t>();
-  result.handle = {.src_info = src_info,
-                   .layout_range = layout_range,
-                   .row_table = row_table,
+  if (pieces[0].size() > 1) result.recv_x_scales = made[1];
+  result.recv_count = others[0];
+  result.handle = {.src_info = others[2],
+                   .layout_range = others[1],
+                   .row_table = others[3],
                    .num_tokens = params.num_tokens,
                    .max_tokens = params.max_tokens,
                    .num_topk = params.num_topk,
                    .num_experts = arguments.num_experts,
                    .hidden = params.hidden};
-  params.src_info = src_info.as<std::int32_t>();
-  params.layout_range = layout_range.as<std::int64_t>();
-  params.row_table = row_table.as<std::int32_t>();
+  params.recv_x = made[0].as<std::byte>();
+  params.recv_scales = memory_of<std::byte>(result.recv_x_scales);
+  params.recv_count = others[0].as<std::int32_t>();
+  params.layout_range = others[1].as<std::int64_t>();
+  params.src_info = others[2].as<std::int32_t>();
+  params.row_table = others[3].as<std::int32_t>();
 
   const auto keep = [&] { return std::tuple(made, arguments.owner); };
   result.event = launch(LowLatencyKind::dispatch, plan, scope, call.stream, keep, result.hook);

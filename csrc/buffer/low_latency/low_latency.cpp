@@ -13,27 +13,15 @@
 namespace deep_ep {
 
 LowLatency::LowLatency(Runtime& runtime) : runtime_(runtime) {
-  const LowLatencyReach& reach = runtime.low_latency_reach();
-  if (!reach.far.empty()) connections_ = &runtime.connections(BufferPlan::kLowLatency);
-  agree(runtime.bootstrap(), "allocating memory for low-latency calls", [&] {
-    state_ = runtime.zeroed_memory<LowLatencyState>();
-    runtime.faults().add_abort_word(&state_->abort);
-    if (!connections_) return;
-    told_ =
-        runtime.zeroed_memory<LowLatencyTold>(static_cast<std::size_t>(runtime.num_ranks()) * sizeof(LowLatencyTold));
-  });
-  if (connections_) log::info("buffer: rank {} in low-latency calls: {}", runtime.rank(), describe_reach());
-  queues_ = {std::make_shared<HookQueue>("low_latency_dispatch", runtime.one_thread()),
-             std::make_shared<HookQueue>("low_latency_combine", runtime.one_thread())};
-
+  const LowLatencyReach& reach = setup_.reach = runtime.low_latency_reach();
+  state_ = runtime.zeroed_memory<LowLatencyState>();
+  runtime.faults().add_abort_word(&state_->abort);
   setup_.device = runtime.device();
   setup_.policy = runtime.policy();
-  setup_.max_local_experts = runtime.options().max_local_experts;
+  setup_.max_local_experts =
+      std::min(runtime.options().max_local_experts, kMostLowLatencyExperts / runtime.num_ranks());
   setup_.low_latency_bytes = runtime.options().low_latency.bytes;
-  setup_.rail_width = reach.rail_width;
-  setup_.rails_always = reach.rails_always;
-  if (connections_) setup_.nic_bytes_per_ns = connections_->bytes_per_ns();
-  if (runtime.rank() == 0 && setup_.rails_always && setup_.rail_width == 0) {
+  if (runtime.rank() == 0 && reach.rails_always && reach.rail_width == 0) {
     log::info("low latency: rails are asked for always, but rows go {}", reach.describe_rails());
   }
   LowLatencyParams& common = setup_.common;
@@ -52,16 +40,21 @@ LowLatency::LowLatency(Runtime& runtime) : runtime_(runtime) {
   }
   common.posts = common.wait;
   common.posts.spares_call = common.mask != nullptr;
-  if (!connections_) return;
+  if (reach.far.empty()) return;
+  connections_ = &runtime.connections(BufferPlan::kLowLatency);
+  setup_.nic_bytes_per_ns = connections_->bytes_per_ns();
+  told_ = runtime.zeroed_memory<LowLatencyMailbox>(static_cast<std::size_t>(runtime.num_ranks()) * kLowLatencyKinds *
+                                                   sizeof(LowLatencyMailbox));
   common.peers = connections_->device_peers();
   common.told = told_.get();
   common.staging = runtime.layout().staging;
   common.lanes = runtime.options().low_latency.lanes;
   for (const int far : reach.far) common.set_far(far);
+  log::info("buffer: rank {} in low-latency calls: {}", runtime.rank(), describe_reach());
 }
 
 std::string LowLatency::describe_reach() const {
-  const LowLatencyReach& reach = runtime_.low_latency_reach();
+  const LowLatencyReach& reach = setup_.reach;
   if (!connections_) return fmt::format("NVLink reaches every rank, {}", reach.describe_rails());
   return fmt::format("{} of {} ranks are reached by RDMA, {}: {}", reach.far.size(), runtime_.num_ranks(),
                      reach.describe_rails(), connections_->describe());
@@ -131,7 +124,7 @@ void LowLatency::clean(StreamHandle stream) {
   runtime_.faults().raise();
   log_masks();
   if (shown_) {  // what waits for its hook lies in the memory that is cleaned
-    for (const auto& queue : queues_) queue->receive_all();
+    for (WaitingParts& of_kind : waiting_) of_kind.receive(of_kind.end());
   }
   CallScope scope(runtime_.calls(), {.stream = stream});
   const auto barrier = [&](bool drains) {
@@ -151,7 +144,7 @@ void LowLatency::clean(StreamHandle stream) {
   scope.finish();
 }
 
-LowLatencyCounts LowLatency::count_together() {
+std::uint64_t LowLatency::count_together() {
   // Everybody goes on from the largest count, so that no signal of an earlier call can be taken for a later one's. A
   // rank that has died took its count along; it may have sent rows of two more calls.
   constexpr std::uint64_t kMostAhead = 2;
@@ -159,22 +152,15 @@ LowLatencyCounts LowLatency::count_together() {
   LowLatencyState state;
   executor.copy(&state, state_.get(), sizeof state, runtime_.comm_stream());
   executor.synchronize(runtime_.comm_stream());
-  LowLatencyCounts counts{};
-  for (std::size_t kind = 0; kind < kLowLatencyKinds; ++kind) {
-    counts[kind] = std::max(state.counters[kind].sent.calls, state.counters[kind].received.calls);
-  }
-  counts.back() = state.barriers.calls;
-  for (const LowLatencyCounts& theirs : all_gather_values(runtime_.bootstrap(), counts)) {
-    std::ranges::transform(counts, theirs, counts.begin(), [](auto a, auto b) { return std::max(a, b); });
-  }
-  for (std::uint64_t& count : counts) count += kMostAhead;
-  for (std::size_t kind = 0; kind < kLowLatencyKinds; ++kind) {
-    state.counters[kind].sent.calls = state.counters[kind].received.calls = counts[kind];
-  }
-  state.barriers.calls = counts.back();
+  std::uint64_t calls = state.barriers.calls;
+  for (const LowLatencyCounters& of : state.counters) calls = std::max({calls, of.sent.calls, of.received.calls});
+  for (const std::uint64_t theirs : all_gather_values(runtime_.bootstrap(), calls)) calls = std::max(calls, theirs);
+  calls += kMostAhead;
+  for (LowLatencyCounters& of : state.counters) of.sent.calls = of.received.calls = calls;
+  state.barriers.calls = calls;
   executor.copy(state_.get(), &state, sizeof state, runtime_.comm_stream());
   executor.synchronize(runtime_.comm_stream());
-  return counts;
+  return calls;
 }
 
 void LowLatency::begin_resume() {
@@ -186,10 +172,13 @@ void LowLatency::begin_resume() {
 
 void LowLatency::resume() {
   masking("low_latency_resume");
-  begin_resume();
-  runtime_.bootstrap().begin(Purpose::resuming);
+  BufferExchanges& exchanges = runtime_.bootstrap();
+  exchanges.begin(Purpose::resuming);
   try {
-    resume_together();
+    agree(exchanges, "low_latency_resume", [&] {
+      begin_resume();
+      resume_together();
+    });
   } catch (const PeerLeft& left) {
     runtime_.faults().break_by_rdma(left.what());
     throw;
@@ -197,11 +186,14 @@ void LowLatency::resume() {
 }
 
 void LowLatency::resume_together() {
-  for (const auto& queue : queues_) queue->drop_all();
-  const LowLatencyCounts counts = count_together();
+  const std::uint64_t calls = count_together();  // throws before anything has changed
+  for (WaitingParts& of_kind : waiting_) {       // receive parts that no hook has enqueued
+    of_kind.gone = of_kind.end();
+    of_kind.parts.clear();
+  }
   if (connections_) {
     try {
-      reconnect(counts);
+      reconnect(calls);
     } catch (const Error& error) {
       // The old queue pairs are gone, and kernels would write where they were.
       runtime_.faults().break_by_rdma(fmt::format("low_latency_resume made no new RDMA connections: {}", error.what()));
@@ -215,27 +207,21 @@ void LowLatency::resume_together() {
   runtime_.bootstrap().barrier();
 }
 
-void LowLatency::reconnect(const LowLatencyCounts& counts) {
+void LowLatency::reconnect(std::uint64_t calls) {
   connections_->reconnect(runtime_.bootstrap());  // what was under way is lost: nobody adds any more
-  LowLatencyTold told{};
-  for (std::size_t kind = 0; kind < kLowLatencyKinds; ++kind) {
-    const std::uint64_t calls = counts[kind];
-    const std::uint64_t progress = LowLatencyMailbox::progress_value(calls, 0);
-    told.mailbox[kind] = {.acknowledged = calls, .begun = calls, .progress = {}, .barrier = 0};
-    for (auto& of_lane : told.mailbox[kind].progress) of_lane[0] = of_lane[1] = progress;
-  }
-  told.mailbox[0].barrier = counts.back();
+  LowLatencyMailbox told;
+  std::ranges::fill(told.word, LowLatencyMailbox::progress_value(calls, 0));
+  told.word[LowLatencyMailbox::kAcknowledged] = told.word[LowLatencyMailbox::kBarrier] = calls;
 
   // Both ends of every word: what this rank has told, and what it has been told.
   Executor& executor = *runtime_.executor();
-  const LowLatencyWindow& window = runtime_.layout().low_latency;
-  const auto set = [&](auto place, const auto& value) {
-    executor.copy(place.in(runtime_.heap()->local()), &value, sizeof value, runtime_.comm_stream());
-  };
-  for (const int far : runtime_.low_latency_reach().far) {
-    executor.copy(told_.get() + far, &told, sizeof told, runtime_.comm_stream());
+  for (const int far : setup_.reach.far) {
     for (const LowLatencyKind kind : {LowLatencyKind::dispatch, LowLatencyKind::combine}) {
-      set(window.mailbox(kind, far), told.mailbox[static_cast<std::size_t>(kind)]);
+      std::uint64_t* const been_told = setup_.common.window.word(kind, far, 0).in(setup_.common.local);
+      const auto index = static_cast<std::size_t>(far) * kLowLatencyKinds + static_cast<std::size_t>(kind);
+      for (void* end : {static_cast<void*>(told_.get() + index), static_cast<void*>(been_told)}) {
+        executor.copy(end, &told, sizeof told, runtime_.comm_stream());
+      }
     }
   }
   executor.synchronize(runtime_.comm_stream());

@@ -21,60 +21,28 @@
 
 namespace deep_ep {
 
-/// The calls of one kind, whose receive parts run in the order in which they were sent. Used by one thread at a time.
-/// Only the buffer keeps it, so that hooks find out when the buffer is gone.
-class HookQueue : public std::enable_shared_from_this<HookQueue> {
- public:
+/// The receive parts of one kind of calls that wait for their hooks, in the order in which they were sent.
+struct WaitingParts {
   /// Places in the window alternate between two calls, so no more may be under way.
-  static constexpr std::size_t kMostWaiting = 2;
+  static constexpr std::size_t kMost = 2;
 
-  /// @param call for messages. @param one_thread of the buffer: a hook is a call of it.
-  HookQueue(const char* call, OneThread& one_thread) : call_(call), one_thread_(one_thread) {}
+  const char* call;                              ///< for messages
+  std::deque<std::function<void()>> parts = {};  ///< that enqueue them, and hold what their kernels use until then
+  std::uint64_t gone = 0;                        ///< how many waited before those
 
-  /// InvalidArgument if the most parts allowed already wait for their hooks.
-  void require_room() const {
-    if (waiting_.size() < kMostWaiting) return;
-    fail<InvalidArgument>(
-        "{}: {} calls with return_recv_hook still wait for their hooks, at most {} may; call one first", call_,
-        waiting_.size(), kMostWaiting);
+  std::uint64_t end() const { return gone + parts.size(); }
+  /// Enqueues the first `number` of all that have waited, but those that are gone.
+  void receive(std::uint64_t number) {
+    while (gone < number) {
+      parts.front()();
+      const auto done = std::move(parts.front());  // what it holds may make calls of this kind when it goes
+      parts.pop_front();
+      ++gone;
+    }
   }
-  /// Adds a receive part, which `enqueue` enqueues; it holds what the kernel needs until then. Returns its hook, which
-  /// does that after those that were sent before it; nothing if that has happened.
-  std::function<void()> add(std::function<void()> enqueue) {
-    waiting_.push_back(std::make_shared<std::function<void()>>(std::move(enqueue)));
-    return [queue = weak_from_this(), part = waiting_.back()] {
-      const auto alive = queue.lock();
-      if (!alive) throw UseAfterDestroy("the hook of a low-latency call after the buffer's destroy");
-      const OneThread::Use use(alive->one_thread_, "a hook of low-latency calls");
-      while (*part) alive->receive_first();
-    };
-  }
-  /// Enqueues all that wait: before a call that receives at once.
-  void receive_all() {
-    while (!waiting_.empty()) receive_first();
-  }
-  /// Forgets all that wait.
-  void drop_all() {
-    for (const auto& part : waiting_) *part = nullptr;
-    waiting_.clear();
-  }
-
- private:
-  void receive_first() {
-    (*waiting_.front())();
-    *waiting_.front() = nullptr;
-    waiting_.pop_front();
-  }
-
-  const char* call_;
-  OneThread& one_thread_;
-  std::deque<std::shared_ptr<std::function<void()>>> waiting_;
 };
 
-/// How many calls of each kind a rank counts; last, how many barriers.
-using LowLatencyCounts = std::array<std::uint64_t, kLowLatencyKinds + 1>;
-
-class LowLatency {
+class LowLatency : public std::enable_shared_from_this<LowLatency> {
  public:
   /// Collective. The runtime's layout has memory for it.
   explicit LowLatency(Runtime& runtime);
@@ -117,24 +85,26 @@ class LowLatency {
                      const Keep& keep, std::function<void()>& hook);
   /// For people: whom calls reach, whether by rails, over which NIC.
   std::string describe_reach() const;
-  HookQueue& queue(LowLatencyKind kind) const { return *queues_[static_cast<std::size_t>(kind)]; }
+  WaitingParts& waiting(LowLatencyKind kind) { return waiting_[static_cast<std::size_t>(kind)]; }
   bool masks() const { return runtime_.options().low_latency.masking; }
   void launch_masks(LowLatencyMasksStep step, int rank, std::int32_t* status, StreamHandle stream);
-  LowLatencyCounts count_together();
+  /// From here on all ranks have made so many calls of each kind, and barriers.
+  std::uint64_t count_together();
   /// After all ranks have ended their work: new queue pairs, and all that was told over the old ones as it would be
   /// after so many calls.
-  void reconnect(const LowLatencyCounts& counts);
+  void reconnect(std::uint64_t calls);
 
   Runtime& runtime_;
   std::shared_ptr<LowLatencyState> state_;  ///< device memory
-  // Null where no rank is reached by RDMA. Device memory, [num_ranks]: what ranks have been told by RDMA.
+  // Null where no rank is reached by RDMA. Device memory, [num_ranks][kinds]: what ranks have been told by RDMA.
   rdma::Connections* connections_ = nullptr;
-  std::shared_ptr<LowLatencyTold> told_;
+  std::shared_ptr<LowLatencyMailbox> told_;
   LowLatencySetup setup_;
   bool shown_ = false;                 ///< has the program been given `memory`?
   std::size_t logged_ = 0;             ///< verdicts
   std::vector<bool> failures_logged_;  ///< [num_ranks], with masking
-  std::array<std::shared_ptr<HookQueue>, static_cast<std::size_t>(LowLatencyKind::count)> queues_;
+  std::array<WaitingParts, kLowLatencyKinds> waiting_ = {
+      {{.call = "low_latency_dispatch"}, {.call = "low_latency_combine"}}};
   /// Device memory; the last is the largest. Those before stay: views and recorded graphs may still name them.
   std::vector<std::shared_ptr<std::byte>> combine_buffers_;
   std::size_t combine_buffer_bytes_ = 0;
@@ -148,7 +118,11 @@ inline void LowLatency::begin(LowLatencyKind kind, bool hook, const CallOptions&
   }
   runtime_.faults().raise();
   log_masks();
-  hook ? queue(kind).require_room() : queue(kind).receive_all();
+  WaitingParts& of_kind = waiting(kind);
+  if (!hook) return of_kind.receive(of_kind.end());
+  if (of_kind.parts.size() < WaitingParts::kMost) return;
+  fail<InvalidArgument>("{}: {} calls with return_recv_hook still wait for their hooks, at most {} may; call one first",
+                        of_kind.call, of_kind.parts.size(), WaitingParts::kMost);
 }
 
 template <class Params, class Keep>
@@ -158,13 +132,13 @@ EventHandle LowLatency::launch(LowLatencyKind kind, LowLatencyPlan<Params>& plan
   if (!plan.receive) return scope.finish();
   // The receive part is a call of its own, on the same stream, whenever the hook comes. A hook that failed may come
   // again, but the part must not.
-  hook = queue(kind).add([this, kind, caller_stream, recorded = scope.recording(), plan = LowLatencyPlan<Params>(plan),
-                          kept = keep(), enqueued = false]() mutable {
+  WaitingParts& of_kind = waiting(kind);
+  of_kind.parts.emplace_back([this, caller_stream, call = of_kind.call, recorded = scope.recording(),
+                              plan = LowLatencyPlan<Params>(plan), kept = keep(), enqueued = false]() mutable {
     Backend& executor = *runtime_.executor();
     if (executor.is_capturing(caller_stream) != recorded) {
       fail<InvalidArgument>("{}: its send part was {} into a graph, so its receive part must be, too: call the hook {}",
-                            kind == LowLatencyKind::dispatch ? "low_latency_dispatch" : "low_latency_combine",
-                            recorded ? "recorded" : "not recorded",
+                            call, recorded ? "recorded" : "not recorded",
                             recorded ? "before the recording ends" : "before the recording begins");
     }
     CallScope receiving(runtime_.calls(), {.stream = caller_stream});
@@ -172,6 +146,12 @@ EventHandle LowLatency::launch(LowLatencyKind kind, LowLatencyPlan<Params>& plan
     enqueued = true;
     receiving.finish();
   });
+  hook = [buffer = weak_from_this(), kind, number = of_kind.end()] {
+    const auto alive = buffer.lock();
+    if (!alive) throw UseAfterDestroy("the hook of a low-latency call after the buffer's destroy");
+    const OneThread::Use use(alive->runtime_.one_thread(), "a hook of low-latency calls");
+    alive->waiting(kind).receive(number);
+  };
   try {
     return scope.finish();
   } catch (...) {

@@ -10,24 +10,25 @@
 #include <optional>
 #include <string>
 
+#include "csrc/buffer/buffer_plan.hpp"
 #include "csrc/buffer/call_scope.hpp"
 #include "csrc/buffer/checks.hpp"
 #include "csrc/executor/kernel_table.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/buffer.hpp"
 #include "kernels/low_latency/params.hpp"
+#include "kernels/normal/params.hpp"
 
 namespace deep_ep {
 
 /// Fixed when the buffer is made.
 struct LowLatencySetup {
   LowLatencyParams common;  ///< what every kernel of the family is told
+  LowLatencyReach reach;
   Device device;
   LaunchPolicy policy;
   int max_local_experts = 1;
   std::size_t low_latency_bytes = 0;
-  int rail_width = 0;  ///< see LowLatencyReach
-  bool rails_always = false;
   double nic_bytes_per_ns = 50;  ///< see rdma::AgreedWire
 
   bool on_gpu() const { return device.kind == Device::Kind::cuda; }
@@ -47,8 +48,47 @@ template <class Params>
 struct LowLatencyPlan {
   Params params{};  ///< all but the part's, and memory that the call is given
   Launcher<Params> KernelTable::*kernel = nullptr;
+  int warps = 1;    ///< of a block: as many as have registers enough
+  int posters = 0;  ///< blocks that post to ranks reached by RDMA: a warp for each lane to each such rank
   LowLatencyPart first;
   std::optional<LowLatencyPart> receive;  ///< a hook enqueues it
+
+  void choose(const KernelChoice<Params>& choice, const LowLatencySetup& setup) {
+    kernel = choice.launcher;
+    const int most = std::max(std::min(choice.max_threads, setup.policy.max_block_threads) / 32, 1);
+    warps = setup.on_gpu() ? most : std::clamp(setup.policy.warps_per_block, 1, most);
+    if (setup.rdma()) posters = (setup.common.num_far * setup.common.lanes + warps - 1) / warps;
+  }
+
+  /// Blocks for everything but posting: no more in all than there are SMs, or than the caller allows, but `least`.
+  /// InvalidArgument where these and the posters cannot run side by side: on a GPU they wait for each other.
+  int most_working_blocks(int num_sms, const LowLatencySetup& setup, int least = 1) const {
+    const int all = setup.policy.multiprocessors, needed = posters + least;
+    if (setup.on_gpu() && needed > all) {
+      fail<InvalidArgument>(
+          "a low-latency call that reaches {} ranks by RDMA needs {} blocks side by side, but this process has {} "
+          "multiprocessors of the GPU: raise CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
+          setup.common.num_far, needed, all);
+    }
+    return std::max(least, (num_sms != 0 ? std::min(num_sms, all) : all) - posters);
+  }
+
+  /// The parts, each as `plan_part(phase)` says. InvalidArgument if a block does not have what one needs.
+  template <class PlanPart>
+  void plan_parts(bool hook, const LowLatencySetup& setup, const PlanPart& plan_part) {
+    const auto make = [&](LowLatencyPhase phase) {
+      const LowLatencyPart part = plan_part(phase);
+      if (part.shape.shared_bytes > setup.policy.max_shared_bytes) {
+        fail<InvalidArgument>(
+            "hidden {}, max_tokens {} and num_experts {} need {} of shared memory in a block, there are {}",
+            params.hidden, params.max_tokens, params.num_experts(), format_bytes(part.shape.shared_bytes),
+            format_bytes(setup.policy.max_shared_bytes));
+      }
+      return part;
+    };
+    first = make(hook ? LowLatencyPhase::send : LowLatencyPhase::both);
+    if (hook) receive = make(LowLatencyPhase::receive);
+  }
 
   void enqueue(const LowLatencyPart& part, const KernelTable& kernels, StreamHandle stream) const {
     Params mine = params;
@@ -68,47 +108,19 @@ inline bool too_many_tokens(const LowLatencyDispatchArguments& arguments) {
   return arguments.x.size(0) > arguments.max_tokens;
 }
 
-/// Of arguments that fit together. InvalidArgument when the call does not fit the window, or a block.
+/// Throw InvalidArgument for arguments that break a rule, or do not fit the window, or a block.
 LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& arguments, const LowLatencySetup& setup);
 LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, const LowLatencySetup& setup);
 
 /// What must be equal on all ranks of a call, in a word that travels with it: ranks that disagree would misread each
-/// other. A hash (FNV-1a).
+/// other.
 inline std::uint32_t call_shape_of(std::initializer_list<int> fields) {
-  std::uint32_t hash = 2166136261u;
-  for (const int field : fields) {
-    for (int byte = 0; byte < 4; ++byte) {
-      hash = (hash ^ (static_cast<std::uint32_t>(field) >> (8 * byte) & 0xffu)) * 16777619u;
-    }
-  }
-  return hash >> 1;
+  std::uint32_t shape = 1;
+  for (const int field : fields) shape = combine_shapes(shape, static_cast<std::uint32_t>(field));
+  return shape >> 1;
 }
 
 // What plans of dispatch and of combine have in common.
-
-/// Blocks of `warps` warps that post to ranks reached by RDMA: a warp for each lane to each such rank.
-inline int poster_blocks(const LowLatencySetup& setup, int warps) {
-  return setup.rdma() ? (setup.common.num_far * setup.common.lanes + warps - 1) / warps : 0;
-}
-
-/// Blocks for everything else: no more in all than there are SMs, or than the caller allows, but `least`.
-/// InvalidArgument where these and the others cannot run side by side: on a GPU they wait for each other.
-inline int most_working_blocks(const Config& config, const LowLatencySetup& setup, int others, int least = 1) {
-  const int all = setup.policy.multiprocessors, needed = others + least;
-  if (setup.on_gpu() && needed > all) {
-    fail<InvalidArgument>(
-        "a low-latency call that reaches {} ranks by RDMA needs {} blocks side by side, but this process has {} "
-        "multiprocessors of the GPU: raise CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
-        setup.common.num_far, needed, all);
-  }
-  return std::max(least, (config.num_sms != 0 ? std::min(config.num_sms, all) : all) - others);
-}
-
-/// Of a block. `most_threads`: as many as have registers enough.
-inline int warps_of_block(const LowLatencySetup& setup, int most_threads) {
-  const int most = std::max(std::min(most_threads, setup.policy.max_block_threads) / 32, 1);
-  return setup.on_gpu() ? most : std::clamp(setup.policy.warps_per_block, 1, most);
-}
 
 /// InvalidArgument unless `max_tokens` rows of `row_bytes` from each rank fit the window.
 inline void check_room(std::int64_t max_tokens, std::int64_t hidden, std::size_t row_bytes,
@@ -132,69 +144,46 @@ inline void choose_rails(bool may, LowLatencyCallParams& params, std::size_t row
     // each rank that is selected, by rails one for each node, if every expert is equally likely to be selected.
     constexpr double kHopNs = 5000;  // what a call within a node takes beyond its bytes
     const int ranks = setup.common.num_ranks;
-    const int nodes = ranks / setup.rail_width;
+    const int nodes = ranks / setup.reach.rail_width;
     // The rows of a token, where it has one for each of `others` of so many equal parts, of which some of its
     // selections fall to at least one.
     const auto bytes = [&](int others, int parts, std::size_t bytes_of_row) {
       const double selected = 1 - std::pow(1 - 1.0 / parts, static_cast<int>(params.num_topk));
       return params.max_tokens * others * selected * static_cast<double>(bytes_of_row);
     };
-    const double saved = bytes(ranks - setup.rail_width, ranks, row_bytes) - bytes(nodes - 1, nodes, rail_row_bytes);
+    const double saved =
+        bytes(ranks - setup.reach.rail_width, ranks, row_bytes) - bytes(nodes - 1, nodes, rail_row_bytes);
     return saved > kHopNs * setup.nic_bytes_per_ns;
   };
   const std::size_t needed = static_cast<std::size_t>(params.max_tokens) * rail_row_bytes;
-  const bool may_go = may && setup.rail_width != 0 && needed <= setup.common.window.source_bytes;
-  const bool goes = may_go && (setup.rails_always || pay());
-  if (goes) params.common.rail_width = setup.rail_width;
+  const bool may_go = may && setup.reach.rail_width != 0 && needed <= setup.common.window.source_bytes;
+  const bool goes = may_go && (setup.reach.rails_always || pay());
+  if (goes) params.common.rail_width = setup.reach.rail_width;
   check_room(params.max_tokens, params.hidden, goes ? rail_row_bytes : row_bytes, setup);
 }
 
-/// Checks the arguments that both kinds of calls have. Rows of x are multiples of so many channels.
-template <class Arguments>
-void check_call(const Arguments& arguments, int channels, const LowLatencySetup& setup) {
+/// Sets the parameters that both kinds of calls have, of x and topk_idx that are checked, and checks the other
+/// arguments. Rows of x are multiples of so many channels.
+template <class Params, class Arguments>
+void set_call(Params& params, const Arguments& arguments, int max_tokens, int num_experts, int channels,
+              const LowLatencySetup& setup) {
   const ConstTensorView& x = arguments.x;
   const std::int64_t hidden = x.size(x.dims - 1);
   if (hidden <= 0 || hidden % channels != 0 || hidden > INT32_MAX / 4) {
     fail<InvalidArgument>("x is {}, its hidden size must be a multiple of {}", x.describe(), channels);
   }
   check_alignment("x", x);
-  if (arguments.wait_recv_cost_stats) {
-    check_tensor("wait_recv_cost_stats", *arguments.wait_recv_cost_stats, setup.device, {DType::int64},
-                 {setup.common.num_ranks});
-  }
-  check_config(arguments.config);
-}
-
-/// Sets the parameters that both kinds of calls have.
-template <class Params, class Arguments>
-void set_call(Params& params, const Arguments& arguments, int max_tokens, int num_experts,
-              const LowLatencySetup& setup) {
+  check_sms(arguments.num_sms);
   params.common = setup.common;
   params.max_tokens = max_tokens;
   params.num_topk = static_cast<int>(arguments.topk_idx.size(1));
-  params.hidden = static_cast<int>(arguments.x.size(arguments.x.dims - 1));
+  params.hidden = static_cast<int>(hidden);
   params.num_local_experts = num_experts / setup.common.num_ranks;
-  params.x = arguments.x.template as<std::byte>();
+  params.x = x.template as<std::byte>();
   params.num_tokens = static_cast<int>(arguments.topk_idx.size(0));
   params.topk_idx = {arguments.topk_idx.data, arguments.topk_idx.dtype == DType::int64};
-  params.wait_cost = memory_of<std::int64_t>(arguments.wait_recv_cost_stats);
-}
-
-/// The plan's parts, each as `plan_part(phase)` says. InvalidArgument if a block does not have what one needs.
-template <class Plan, class PlanPart>
-void plan_parts(Plan& plan, bool hook, const LowLatencySetup& setup, PlanPart&& plan_part) {
-  const auto make = [&](LowLatencyPhase phase) {
-    const LowLatencyPart part = plan_part(phase);
-    if (part.shape.shared_bytes > setup.policy.max_shared_bytes) {
-      fail<InvalidArgument>(
-          "hidden {}, max_tokens {} and num_experts {} need {} of shared memory in a block, there are {}",
-          plan.params.hidden, plan.params.max_tokens, plan.params.num_experts(), format_bytes(part.shape.shared_bytes),
-          format_bytes(setup.policy.max_shared_bytes));
-    }
-    return part;
-  };
-  plan.first = make(hook ? LowLatencyPhase::send : LowLatencyPhase::both);
-  if (hook) plan.receive = make(LowLatencyPhase::receive);
+  params.wait_cost = checked_memory<std::int64_t>("wait_recv_cost_stats", arguments.wait_recv_cost_stats, setup.device,
+                                                  DType::int64, {setup.common.num_ranks});
 }
 
 }  // namespace deep_ep

@@ -14,7 +14,7 @@ constexpr std::size_t kMiB = std::size_t{1} << 20;
 class ElasticCombineTest : public ClusterTest {
  protected:
   void run(const std::vector<ElasticShape>& shapes, const BufferOptions& options = {.heap_bytes = 16 * kMiB},
-           const Config& config = {}, int warps = 0) {
+           int num_sms = 0, int warps = 0) {
     std::vector<ElasticCase> cases;
     for (const ElasticShape& shape : shapes) cases.push_back(make_elastic_case(shape));
     ClusterOptions where = cluster(shapes.front().ranks());
@@ -24,7 +24,7 @@ class ElasticCombineTest : public ClusterTest {
       Buffer buffer(rank.bootstrap(), std::make_shared<MarkingExecutor>(rank.executor()), options);
       for (const ElasticCase& one : cases) {
         ElasticCombineArguments call = upload_elastic(rank, one);
-        call.config = config;
+        call.num_sms = num_sms;
         check_elastic(rank, one, buffer.combine_elastic(call, rank.call()));
         rank.release();
       }
@@ -93,7 +93,7 @@ TEST_P(ElasticCombineTest, WarpsShareFewRows) {
   DEEP_EP_NEEDS_RANKS(2);
   // Rows of three pieces, for teams of two, four and eight warps.
   for (const std::vector<std::int64_t>& tokens : {std::vector<std::int64_t>{4, 3}, {2, 2}, {1, 1}}) {
-    run(all_kinds(tokens, 6), {.heap_bytes = 16 * kMiB}, {.num_sms = 1}, 8);
+    run(all_kinds(tokens, 6), {.heap_bytes = 16 * kMiB}, 1, 8);
   }
 }
 
@@ -195,7 +195,7 @@ TEST_P(ElasticCombineTest, EveryScheduleGivesTheSame) {
       }
       for (const ElasticCase& one : few) {
         ElasticCombineArguments call = upload_elastic(rank, one);
-        call.config = {.num_sms = 1};
+        call.num_sms = 1;
         check_elastic(rank, one, buffer.combine_elastic(call, rank.call()));
         rank.release();
       }

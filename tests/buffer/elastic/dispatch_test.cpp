@@ -44,7 +44,7 @@ std::vector<std::pair<Case, ElasticKind>> dispatch_kinds(const std::vector<std::
 }
 
 void run_kinds(const ClusterOptions& options, const std::vector<std::pair<Case, ElasticKind>>& kinds,
-               const BufferOptions& buffer_options, const Config& config = {}) {
+               const BufferOptions& buffer_options, int num_sms = 0) {
   run_cluster(options, [&](Rank& rank) {
     // Memory that a kernel leaves alone is not zero.
     Buffer buffer(rank.bootstrap(), std::make_shared<MarkingExecutor>(rank.executor()), buffer_options);
@@ -54,11 +54,11 @@ void run_kinds(const ClusterOptions& options, const std::vector<std::pair<Case, 
     rank.executor()->synchronize(rank.stream());
     for (const auto& [one, kind] : kinds) {
       ElasticDispatchArguments arguments = elastic_arguments(rank, one, kind);
-      arguments.config = config;
+      arguments.num_sms = num_sms;
       const ElasticDispatchResult result = buffer.dispatch_elastic(arguments, rank.call());
       check_elastic(rank, one, kind, result);
       ElasticDispatchArguments cached = cached_arguments(kind, arguments, result);
-      cached.config = config;
+      cached.num_sms = num_sms;
       check_elastic_rows(rank, one, kind, buffer.dispatch_elastic(cached, rank.call()));
       rank.release();
     }
@@ -91,7 +91,7 @@ TEST_P(ElasticDispatchTest, ManyTokensAreNumberedByManyBlocks) {
   options.host = {.multiprocessors = 6, .warps_per_block = 4};
   const Case one = make_case({.tokens = {900, 1100}, .local_experts = 5, .topk = 8, .hidden = 16, .alignment = 8});
   run_kinds(options, {{one, {.stats = true}}, {one, {.exact = false, .expand = true}}}, {.heap_bytes = 16 * kMebibyte},
-            {.num_sms = 2});
+            2);
 }
 
 TEST_P(ElasticDispatchTest, OneMultiprocessorSendsAndNumbers) {
@@ -146,11 +146,11 @@ TEST_P(ElasticDispatchTest, EveryScheduleGivesTheSame) {
   under_schedules({.usually = 10, .sanitized = 2}, [&](std::uint64_t seed) {
     ClusterOptions options = cluster(3);
     options.host = {.multiprocessors = 4, .warps_per_block = 3, .seed = seed};
-    run_kinds(options, kinds, {.heap_bytes = 4 * kMebibyte, .window_bytes = std::size_t{24} << 10}, {.num_sms = 2});
-    run_kinds(options, {{many, {}}}, {.heap_bytes = 4 * kMebibyte}, {.num_sms = 2});
+    run_kinds(options, kinds, {.heap_bytes = 4 * kMebibyte, .window_bytes = std::size_t{24} << 10}, 2);
+    run_kinds(options, {{many, {}}}, {.heap_bytes = 4 * kMebibyte}, 2);
     // A block for each step: one tells, some send, one numbers and receives.
     options.host.multiprocessors = 8;
-    run_kinds(options, {kinds.begin(), kinds.begin() + 4}, {.heap_bytes = 4 * kMebibyte}, {.num_sms = 7});
+    run_kinds(options, {kinds.begin(), kinds.begin() + 4}, {.heap_bytes = 4 * kMebibyte}, 7);
   });
 }
 
@@ -197,7 +197,7 @@ TEST_P(ElasticDispatchTest, ABlockMayBeginLaterThanTheNextCallOfAnotherRank) {
       for (int call = 0; call < 4; ++call) {
         const ElasticKind kind{.exact = call % 2 == 0, .stats = true};
         ElasticDispatchArguments arguments = elastic_arguments(rank, cases[call], kind);
-        arguments.config = {.num_sms = 8};
+        arguments.num_sms = 8;
         if (call != 1) {
           check_elastic(rank, cases[call], kind, buffer.dispatch_elastic(arguments, rank.call()));
           continue;

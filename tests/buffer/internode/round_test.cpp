@@ -89,7 +89,7 @@ TEST_P(InternodeRoundTest, RandomRoundsMatchTheOracle) {
       const Shape shape =
           grid.nodes == 1 ? random_shape(random, grid.width) : random_shape_of_nodes(random, grid.nodes, grid.width);
       RoundOptions round;
-      round.config.num_sms = grid.nodes == 1 ? static_cast<int>(random.below(5)) : 0;
+      round.num_sms = grid.nodes == 1 ? static_cast<int>(random.below(5)) : 0;
       if (shape.with_topk && random.chance(0.3)) {
         round.num_worst_tokens = shape.max_tokens() * shape.ranks() + 1 + random.below(20);
       }

@@ -127,7 +127,7 @@ TEST_P(CombineTest, AddsNoOneOrTwoBiases) {
                         .seed = shapes.size() + 1});
     }
   }
-  for (const bool heap : {true, false}) run_rounds(cluster(2), shapes, {.config = {}, .returned_in_heap = heap});
+  for (const bool heap : {true, false}) run_rounds(cluster(2), shapes, {.num_sms = 0, .returned_in_heap = heap});
 }
 
 TEST_P(CombineTest, EveryWidth) {
@@ -136,7 +136,7 @@ TEST_P(CombineTest, EveryWidth) {
   for (const std::int64_t hidden : ends_of<std::int64_t>({8, 16, 56, 64, 72, 1024, 4096, 7168, 16384})) {
     shapes.push_back({.tokens = {6, 4}, .topk = 3, .combine_hidden = hidden, .seed = shapes.size() + 1});
   }
-  for (const bool heap : {true, false}) run_rounds(cluster(2), shapes, {.config = {}, .returned_in_heap = heap});
+  for (const bool heap : {true, false}) run_rounds(cluster(2), shapes, {.num_sms = 0, .returned_in_heap = heap});
 }
 
 TEST_P(CombineTest, WeightsComeBackBitForBit) {

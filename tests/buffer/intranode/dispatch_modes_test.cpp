@@ -19,7 +19,7 @@ TEST_P(DispatchModesTest, WorstCaseHasTheExactPrefixAndNoTail) {
                       .seed = shapes.size() + 1});
   }
   for (const bool heap : {true, false}) {
-    run_rounds(cluster(3), shapes, {.config = {}, .num_worst_tokens = 48, .returned_in_heap = heap});
+    run_rounds(cluster(3), shapes, {.num_sms = 0, .num_worst_tokens = 48, .returned_in_heap = heap});
   }
 }
 
@@ -144,7 +144,7 @@ TEST_P(DispatchModesTest, AnOldHandleSurvivesLaterCalls) {
   const Case other = make_case({.tokens = {31, 2}, .topk = 2, .seed = 4});
   run_with_buffers(cluster(2), [&](Rank& rank, Buffer& buffer) {
     const DispatchResult kept = buffer.dispatch(upload_inputs(rank, old).dispatch, rank.call());
-    for (int i = 0; i < 5; ++i) run_round(rank, buffer, other, {.config = {}, .num_worst_tokens = i % 2 == 0 ? 0 : 80});
+    for (int i = 0; i < 5; ++i) run_round(rank, buffer, other, {.num_sms = 0, .num_worst_tokens = i % 2 == 0 ? 0 : 80});
     check_dispatch(rank, old, kept);
     for (const bool heap : {true, false}) {
       Returned returned = upload_returned(rank, buffer, old, kept.handle, heap);

@@ -85,7 +85,7 @@ TEST_P(DispatchTest, MembershipAloneDecidesWhereRowsGo) {
   // Not what the top-k says: everything to rank 1, and one token to both.
   const Case one = make_case(shape, {{0, 1, 0, 1, 1, 1, 0, 1, 0, 1, 0, 0}, {0, 1, 0, 1, 0, 1, 0, 1}});
   run_with_buffers(cluster(2), [&](Rank& rank, Buffer& buffer) {
-    run_round(rank, buffer, one, {.config = {}, .use_layout_call = false});
+    run_round(rank, buffer, one, {.num_sms = 0, .use_layout_call = false});
   });
 }
 

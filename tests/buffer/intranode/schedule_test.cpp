@@ -18,7 +18,7 @@ void run_schedule(std::uint64_t seed, const std::vector<Case>& cases) {
       std::vector<Tensor> hoard;
       if (i == 2) hoard = take_whole_heap(rank, buffer);
       run_round(rank, buffer, cases[i],
-                {.config = {}, .num_worst_tokens = i == 1 ? 60 : 0, .returned_in_heap = heap && i != 2});
+                {.num_sms = 0, .num_worst_tokens = i == 1 ? 60 : 0, .returned_in_heap = heap && i != 2});
       rank.release();
     }
     buffer.destroy();

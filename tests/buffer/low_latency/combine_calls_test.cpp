@@ -97,7 +97,7 @@ TEST_P(LowLatencyCombineCallsTest, Arguments) {
     refused({"topk_idx has 0 rows", "tokens"}, [](A& a, H&) { a.topk_idx.shape[0] = 0; });
     refused({"out", "bfloat16"}, [](A& a, H&) { a.out = writable(a.topk_weights); });
     refused({"wait_recv_cost_stats", "[2]"}, [](A& a, H&) { a.wait_recv_cost_stats = writable(a.topk_idx); });
-    refused({"config.num_sms"}, [](A& a, H&) { a.config.num_sms = -1; });
+    refused({"num_sms"}, [](A& a, H&) { a.num_sms = -1; });
     check_low_latency_combine(rank, one, one.expected(), buffer.low_latency_combine(good, call).combined_x.view());
   });
 }

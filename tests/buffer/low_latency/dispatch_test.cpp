@@ -14,10 +14,10 @@ class LowLatencyDispatchTest : public ClusterTest {};
 DEEP_EP_LOW_LATENCY_ON_THREADS(LowLatencyDispatchTest);
 
 void run_all(const ClusterOptions& options, const std::vector<LowLatencyCaseShape>& shapes,
-             const std::vector<Config>& configs = {{}}) {
+             const std::vector<int>& sms = {0}) {
   std::vector<LowLatencyCase> cases;
   for (const LowLatencyCaseShape& shape : shapes) cases.push_back(make_low_latency_case(shape));
-  run_dispatches(options, cases, configs);
+  run_dispatches(options, cases, sms);
 }
 
 LowLatencyCaseShape equal_shape(int ranks, std::int64_t tokens) {
@@ -64,7 +64,7 @@ TEST_P(LowLatencyDispatchTest, RandomShapes) {
     }
     ClusterOptions options = cluster(ranks);
     if (ranks > 3) options.host = {.multiprocessors = 2, .warps_per_block = 2};
-    run_all(options, shapes, {{}, {.num_sms = 1}, {.num_sms = 2}, {.num_sms = 3}});
+    run_all(options, shapes, {0, 1, 2, 3});
   }
 }
 
@@ -142,7 +142,7 @@ TEST(LowLatencyScheduleTest, EverySeedGivesTheSame) {
   under_schedules({.usually = 25, .sanitized = 3, .thread_sanitized = 1}, [&](std::uint64_t seed) {
     ClusterOptions options{.ranks = 3, .where = {}, .host = {}};
     options.host = {.multiprocessors = 2, .warps_per_block = seed % 3 == 0 ? 8 : 2, .seed = seed};
-    run_all(options, shapes, {{}, {.num_sms = 1}});
+    run_all(options, shapes, {0, 1});
   });
 }
 

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <thread>
 
+#include "tests/cluster/counting_executor.hpp"
 #include "tests/cluster/fixture.hpp"
 #include "tests/cluster/low_latency_case.hpp"
 
@@ -84,6 +85,31 @@ TEST_P(LowLatencyMasksTest, ARankThatDoesNotComeIsMaskedAndMayComeBack) {
     buffer.low_latency_resume();
     buffer.low_latency_clean(rank.call().stream);  // of which rank 3 has missed one
     require_same({0, 0, 0, 0}, query(rank, buffer), "unmasked");
+    for (int i = 0; i < 3; ++i) dispatch_and_check(rank, buffer, all);
+    buffer.check();
+    buffer.destroy();
+  });
+}
+
+/// The others do not wait for the rank where it fails. All go on as before, a hook that waits included, and may try
+/// again.
+TEST_P(LowLatencyMasksTest, AResumeThatFailsOnOneRankFailsOnAll) {
+  DEEP_EP_NEEDS_RANKS(4);
+  const LowLatencyCase all = four_ranks(9);
+  run_cluster(cluster(4), [&](Rank& rank) {
+    const auto executor = std::make_shared<CountingExecutor>(rank.executor());
+    Buffer buffer(rank.bootstrap(), executor, masking_options(patience()));
+    const auto resume = [&] { buffer.low_latency_resume(); };
+    const auto sent = buffer.low_latency_dispatch(with_hook(upload_arguments(rank, all)), rank.call());
+    if (rank.rank() == 1) {
+      executor->refused_request = 1;
+      require_throws<Refused>(resume, {"this request is refused"}, "its own error");
+    } else {
+      require_throws<SystemError>(resume, {"low_latency_resume failed on rank 1: this request is refused"}, "others");
+    }
+    sent.hook();
+    check_low_latency_dispatch(rank, all, sent);
+    resume();
     for (int i = 0; i < 3; ++i) dispatch_and_check(rank, buffer, all);
     buffer.check();
     buffer.destroy();

@@ -67,7 +67,7 @@ class LowLatencyWindowTest : public testing::Test {
     rank.executor()->synchronize(rank.stream());
     rank.bootstrap()->barrier();
     if (rank.rank() != 0) return false;
-    std::byte* const row = window().row(kind, 1, 1, 0, row_bytes).in(heap_of(buffer));
+    std::byte* const row = window().rows[static_cast<int>(kind)].at(1, 1, 0, row_bytes).in(heap_of(buffer));
     if (line < 0) {
       std::memset(row, 0, row_bytes);
     } else {
@@ -140,7 +140,8 @@ TEST_F(LowLatencyWindowTest, WhatIsAcknowledgedHasBeenReceived) {
       if (rank.rank() == 1) results[received].hook();
       rank.executor()->synchronize(rank.stream());
       rank.bootstrap()->barrier();
-      const std::uint64_t told = *window().acknowledged(LowLatencyKind::dispatch, 1).in(heap_of(buffer));
+      constexpr int kWord = LowLatencyMailbox::kAcknowledged;
+      const std::uint64_t told = *window().word(LowLatencyKind::dispatch, 1, kWord).in(heap_of(buffer));
       require(rank.rank() == 1 || told == received, "acknowledged: call " + std::to_string(told));
       rank.bootstrap()->barrier();
     }

@@ -18,6 +18,8 @@ using test::message_of;
 using test::says;
 using test::with_hook;
 
+void* const kSomewhere = reinterpret_cast<void*>(std::uintptr_t{4096});  // no kernel reads it
+
 /// 8 ranks. `rdma`: that half of them are reached that way.
 LowLatencySetup low_latency_setup(bool rdma = false) {
   static const RdmaPeerParams kPeers{};
@@ -35,8 +37,8 @@ LowLatencySetup low_latency_setup(bool rdma = false) {
 
 LowLatencyDispatchArguments dispatch_of(std::int64_t tokens, const LowLatencySetup& setup) {
   LowLatencyDispatchArguments arguments;
-  arguments.x = TensorView::contiguous(nullptr, DType::bfloat16, {tokens, 7168}, setup.device);
-  arguments.topk_idx = TensorView::contiguous(nullptr, DType::int64, {tokens, 8}, setup.device);
+  arguments.x = TensorView::contiguous(kSomewhere, DType::bfloat16, {tokens, 7168}, setup.device);
+  arguments.topk_idx = TensorView::contiguous(kSomewhere, DType::int64, {tokens, 8}, setup.device);
   arguments.max_tokens = 128;
   arguments.num_experts = 256;
   return arguments;
@@ -48,12 +50,18 @@ struct LowLatencyCombineInputs {
     handle.max_tokens = 128;
     handle.num_topk = 8;
     handle.num_experts = 256;
+    place_table(setup);
     arguments.handle = &handle;
-    arguments.x = TensorView::contiguous(nullptr, DType::bfloat16, {32, 8 * 128, 7168}, setup.device);
-    arguments.topk_idx = TensorView::contiguous(nullptr, DType::int64, {100, 8}, setup.device);
-    arguments.topk_weights = TensorView::contiguous(nullptr, DType::float32, {100, 8}, setup.device);
+    arguments.x = TensorView::contiguous(kSomewhere, DType::bfloat16, {32, 8 * 128, 7168}, setup.device);
+    arguments.topk_idx = TensorView::contiguous(kSomewhere, DType::int64, {100, 8}, setup.device);
+    arguments.topk_weights = TensorView::contiguous(kSomewhere, DType::float32, {100, 8}, setup.device);
   }
   LowLatencyCombineInputs(const LowLatencyCombineInputs&) = delete;
+  void place_table(const LowLatencySetup& setup) {
+    const std::int64_t rows = 2 + std::int64_t{handle.max_tokens} * (1 + handle.num_topk);
+    handle.row_table =
+        Tensor::borrow(TensorView::contiguous(kSomewhere, DType::int32, {rows, setup.common.num_ranks}, setup.device));
+  }
   LowLatencyHandle handle;
   LowLatencyCombineArguments arguments;
 };
@@ -62,8 +70,8 @@ struct LowLatencyCombineInputs {
 /// Also where rails are asked for always: a call with a hook goes directly.
 TEST(LowLatencyPlan, CallsWithHooksGoDirectly) {
   LowLatencySetup setup = low_latency_setup(true);
-  setup.rail_width = 4;
-  setup.rails_always = true;
+  setup.reach.rail_width = 4;
+  setup.reach.rails_always = true;
   const LowLatencyCombineInputs inputs(setup);
   const auto width = [](const auto& plan) { return static_cast<int>(plan.params.common.rail_width); };
   EXPECT_EQ(width(plan_dispatch(dispatch_of(128, setup), setup)), 4);
@@ -108,7 +116,7 @@ TEST(LowLatencyPlan, AThousandRanks) {
   setup.common.window = LowLatencyWindow::make(0, setup.low_latency_bytes, 1024, 64);
   for (int far = 8; far < 1024; ++far) setup.common.set_far(far);
   LowLatencyDispatchArguments arguments = dispatch_of(128, setup);
-  arguments.x = TensorView::contiguous(nullptr, DType::bfloat16, {128, 4096}, setup.device);
+  arguments.x = TensorView::contiguous(kSomewhere, DType::bfloat16, {128, 4096}, setup.device);
   arguments.num_experts = 1024;
   for (const auto& plan : {plan_dispatch(arguments, setup), plan_dispatch(with_hook(arguments), setup)}) {
     EXPECT_LE(plan.first.shape.blocks, 132);
@@ -160,8 +168,7 @@ TEST(LowLatencyPlan, NoMoreBlocksThanTheContextRuns) {
 TEST(LowLatencyPlan, OverlapLeavesMultiprocessorsAlone) {
   LowLatencySetup setup = low_latency_setup();
   LowLatencyCombineInputs inputs(setup);
-  void* const somewhere = reinterpret_cast<void*>(std::uintptr_t{4096});  // no kernel reads it
-  const auto signals = TensorView::contiguous(somewhere, DType::int32, {32 * 16}, setup.device);
+  const auto signals = TensorView::contiguous(kSomewhere, DType::int32, {32 * 16}, setup.device);
   inputs.arguments.overlap = {.signals = signals, .signal_rows = 64, .expected = 56, .num_sms = 3};
   const auto plan = plan_combine(with_hook(inputs.arguments), setup);
   EXPECT_EQ(plan.first.shape.blocks, 3);
@@ -177,7 +184,9 @@ TEST(LowLatencyPlan, OverlapLeavesMultiprocessorsAlone) {
   setup = low_latency_setup();
   setup.common.window.source_bytes = std::size_t{128} * static_cast<std::size_t>(plan.params.row_bytes);
   inputs.handle.num_topk = 16;
-  inputs.arguments.topk_idx = TensorView::contiguous(nullptr, DType::int64, {100, 16}, setup.device);
+  inputs.arguments.topk_idx = TensorView::contiguous(kSomewhere, DType::int64, {100, 16}, setup.device);
+  inputs.arguments.topk_weights = TensorView::contiguous(kSomewhere, DType::float32, {100, 16}, setup.device);
+  inputs.place_table(setup);
   EXPECT_THROW(plan_combine(with_hook(inputs.arguments), setup), Unsupported);
 }
 

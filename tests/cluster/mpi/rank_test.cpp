@@ -89,7 +89,7 @@ std::string run(const Options& options, int rank, int ranks) {
     oracle::Random random(1);  // the same on all ranks
     for (int round = 0; round < kRounds; ++round) {
       const Case one = make_case(random_shape(random, ranks));
-      for (const bool heap : {true, false}) run_round(self, buffer, one, {.config = {}, .returned_in_heap = heap});
+      for (const bool heap : {true, false}) run_round(self, buffer, one, {.num_sms = 0, .returned_in_heap = heap});
       self.release();
     }
     buffer.destroy();

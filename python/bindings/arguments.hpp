@@ -1,6 +1,4 @@
-// Arguments of the calls of deep_ep._native. Each is spelled once: a list names the arguments of a call, with the place
-// that the value goes to. From the list come the reading of what Python gives and the signature in the docstring, of
-// which deep_ep/_native.pyi is made.
+// Arguments of the calls of deep_ep._native, which Python gives by position.
 #pragma once
 
 #include <fmt/format.h>
@@ -15,19 +13,16 @@
 #include <vector>
 
 #include "deep_ep/bootstrap.hpp"
-#include "deep_ep/buffer.hpp"
 #include "deep_ep/error.hpp"
 #include "deep_ep/executor.hpp"
 #include "python/bindings/framework.hpp"
 
 namespace deep_ep::bindings {
 
-namespace py = pybind11;
-
 /// Rows of any element type, or (8-bit rows, their scales).
 struct RowsArgument {
-  AnyTensor rows;
-  std::optional<AnyTensor> scales;
+  TensorArgument rows;
+  std::optional<TensorArgument> scales;
 };
 /// Places of tensors that combine adds once: one, or two of which either may be missing.
 struct Biases {
@@ -44,29 +39,30 @@ OrNone<T> or_none(T& place) {
   return {place};
 }
 
-/// Puts positional arguments into their places, in the order of the list. TypeError names the argument.
+/// Puts the arguments of `call` into their places, one after the other. TypeError names the argument.
 class ArgumentReader {
  public:
-  /// `list(reader, place)` names the arguments of `call`.
-  template <class List, class Place>
-  static void read_all(const char* call, const py::args& given, const List& list, Place& place) {
-    ArgumentReader reader(call, given);
-    list(reader, place);
-    if (reader.next_ != given.size()) reader.wrong_number();
-  }
+  ArgumentReader(const char* call, const py::tuple& given) : call_(call), given_(given) {}
 
   template <class T>
   void operator()(const char* name, T&& place) {
     if (next_ == given_.size()) wrong_number();
     read(PyTuple_GET_ITEM(given_.ptr(), static_cast<py::ssize_t>(next_++)), name, place);
   }
+  template <class T>
+  T get(const char* name) {
+    T place{};
+    (*this)(name, place);
+    return place;
+  }
+  /// All have been read.
+  void end() const {
+    if (next_ != given_.size()) wrong_number();
+  }
+  /// All arguments, for what must keep them.
+  const py::tuple& given() const { return given_; }
 
  private:
-  ArgumentReader(const char* call, const py::args& given) : call_(call), given_(given) {}
-
-  static void read(py::handle object, const char* name, AnyTensor& place) {
-    static_cast<TensorArgument&>(place) = Framework::instance().borrow(object, name, Accept::any_type);
-  }
   static void read(py::handle object, const char* name, TensorArgument& place) {
     place = Framework::instance().borrow(object, name);
   }
@@ -88,9 +84,9 @@ class ArgumentReader {
   }
   static void read(py::handle object, const char* name, RowsArgument& place) {
     const auto pair = pair_of(object, name, "(rows, scales)");
-    if (!pair) return read(object, name, place.rows);
-    read(pair->first, name, place.rows);
-    read(pair->second, "x_scales", place.scales.emplace());
+    const Framework& framework = Framework::instance();
+    place.rows = framework.borrow(pair ? py::handle(pair->first) : object, name, Accept::any_type);
+    if (pair) place.scales = framework.borrow(pair->second, "x_scales", Accept::any_type);
   }
   static void read(py::handle object, const char* name, Biases& place) {
     const auto pair = pair_of(object, name, "two");
@@ -158,48 +154,8 @@ class ArgumentReader {
   static constexpr const char* kInteger = "an integer";
 
   const char* call_;
-  const py::args& given_;
+  const py::tuple& given_;
   std::size_t next_ = 0;
-};
-
-/// The name of T in _native.pyi. Objects about which nothing else is known are tensors.
-template <class T>
-std::string python_type() {
-  using Plain = std::remove_cvref_t<T>;
-  if constexpr (std::is_same_v<Plain, bool>) return "bool";
-  if constexpr (std::is_integral_v<Plain>) return "int";
-  if constexpr (std::is_floating_point_v<Plain>) return "float";
-  if constexpr (std::is_same_v<Plain, EventHandle>) return "Any";
-  if constexpr (std::is_same_v<Plain, RowsArgument>) return "Union[torch.Tensor, Sequence[torch.Tensor]]";
-  if constexpr (std::is_same_v<Plain, Biases>) return "Union[None, torch.Tensor, Sequence[Optional[torch.Tensor]]]";
-  if constexpr (std::is_same_v<Plain, py::tuple>) return "Tuple[Any, ...]";
-  if constexpr (std::is_same_v<Plain, std::shared_ptr<Bootstrap>>) return "Bootstrap";
-  if constexpr (std::is_same_v<Plain, py::object>) return "Any";
-  if constexpr (requires { typename Plain::allocator_type; }) return "Sequence[torch.Tensor]";
-  if constexpr (requires(Plain or_none) { or_none.place; }) {
-    return "Optional[" + python_type<decltype(std::declval<Plain>().place)>() + "]";
-  }
-  if constexpr (requires { typename Plain::value_type; }) {
-    return "Optional[" + python_type<typename Plain::value_type>() + "]";
-  }
-  return "torch.Tensor";
-}
-
-/// Makes "name(self, x: torch.Tensor, num_sms: int, /) -> None" of such a list: all are given by position.
-struct SignatureWriter {
-  std::string text;
-
-  template <class T>
-  void operator()(const char* name, const T& /*place*/) {
-    text += std::string(name) + ": " + python_type<T>() + ", ";
-  }
-  template <class Place, class List>
-  static std::string write(const char* name, const char* returns, const List& list) {
-    SignatureWriter writer{std::string(name) + "(self, "};
-    Place place;
-    list(writer, place);
-    return writer.text + "/) -> " + returns;
-  }
 };
 
 }  // namespace deep_ep::bindings

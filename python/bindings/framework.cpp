@@ -97,44 +97,26 @@ py::object call(py::handle function, const Arguments&... arguments) {
 
 /// Memory of the library in the hands of the framework, which gives it back through DLPack.
 struct HandedOut {
-  explicit HandedOut(const Tensor& given) : tensor(given), shape(given.view().shape), strides(given.view().strides) {
-    const TensorView& view = given.view();
-    const bool gpu = view.device.kind == deep_ep::Device::Kind::cuda;
-    const dlpack::Device device{gpu ? dlpack::kCuda : dlpack::kCpu, gpu ? view.device.index : 0};
-    const dlpack::DataType dtype = kTypes[static_cast<std::size_t>(view.dtype)].dtype;
-    managed = {{view.data, device, view.dims, dtype, shape.data(), strides.data(), 0}, this, &give_back};
-  }
-  HandedOut(const HandedOut&) = delete;
-  HandedOut& operator=(const HandedOut&) = delete;
-
-  static void give_back(dlpack::ManagedTensor* managed) {
-    const std::unique_ptr<HandedOut> owner(static_cast<HandedOut*>(managed->context));
-    Framework::instance().record_current_stream(owner->tensor);
-  }
-
-  dlpack::ManagedTensor managed{};
+  dlpack::ManagedTensor managed;
   Tensor tensor;
-  std::array<std::int64_t, kMaxDims> shape;
-  std::array<std::int64_t, kMaxDims> strides;
 };
+
+bool same_layout(const TensorSpec& first, const TensorSpec& second) {
+  return first.dims == second.dims && first.shape == second.shape && first.strides == second.strides;
+}
 
 /// The tensor of PyTorch behind a result, for as long as the library has it.
 class FrameworkStorage final : public Tensor::Storage {
  public:
-  FrameworkStorage(TensorArgument made, std::shared_ptr<Leftovers> leftovers)
-      : object_(made.object.release().ptr()), made_(made.view), leftovers_(std::move(leftovers)) {}
-  ~FrameworkStorage() override { Leftovers::add(leftovers_, object_); }
+  explicit FrameworkStorage(TensorArgument made) : object_(made.object.release().ptr()), made_(made.view) {}
+  ~FrameworkStorage() override { let_go(object_); }
   FrameworkStorage(const FrameworkStorage&) = delete;
   FrameworkStorage& operator=(const FrameworkStorage&) = delete;
   /// PyTorch is told of streams by its own users.
   void record_stream(StreamHandle) override {}
   /// The tensor as `view` has it. Needs the GIL.
   py::object object(const TensorSpec& view, py::handle as_strided) const {
-    bool same = view.dims == made_.dims && view.elements() != 0;
-    for (int dim = 0; same && dim < view.dims; ++dim) {
-      same = view.size(dim) == made_.size(dim) && view.stride(dim) == made_.stride(dim);
-    }
-    if (same) return py::reinterpret_borrow<py::object>(object_);
+    if (view.elements() != 0 && same_layout(view, made_)) return py::reinterpret_borrow<py::object>(object_);
     const auto [shape, strides] = tuples_of(view);
     return call(as_strided, py::handle(object_), shape, strides);
   }
@@ -142,7 +124,6 @@ class FrameworkStorage final : public Tensor::Storage {
  private:
   PyObject* object_;
   TensorSpec made_;  ///< shape and strides of the object
-  std::shared_ptr<Leftovers> leftovers_;
 };
 
 }  // namespace
@@ -165,8 +146,6 @@ Framework::Framework() {
   }
   exchange_ = available_exchange_;
   const auto found = [](py::handle in, const char* name) { return py::getattr(in, name, py::handle()); };
-  is_neg_ = found(tensor, "is_neg");
-  is_conj_ = found(tensor, "is_conj");
   const py::object internals = torch.attr("_C");
   from_capsule_ = found(internals, "_from_dlpack");
   raw_stream_ = found(internals, "_cuda_getCurrentRawStream");
@@ -231,11 +210,11 @@ TensorArgument Framework::borrow(py::handle object, const char* name, Accept acc
   const bool real = argument.view.dtype == DType::float32 || argument.view.dtype == DType::float16;
   const bool part = real && (argument.view.elements() == 1 || !argument.view.is_contiguous());
   if (!argument.renamed && !part) return argument;
-  if (call(is_neg_, object).is(py::bool_(true))) {
+  if (object.attr("is_neg")().cast<bool>()) {
     throw InvalidArgument(fmt::format(
         "{0} is a view whose values are the negatives of what lies in memory, allowed: {0}.resolve_neg()", name));
   }
-  if (argument.renamed && call(is_conj_, object).is(py::bool_(true))) {
+  if (argument.renamed && object.attr("is_conj")().cast<bool>()) {
     throw InvalidArgument(fmt::format(
         "{0} is a view whose values are the conjugates of what lies in memory, allowed: {0}.resolve_conj()", name));
   }
@@ -244,11 +223,9 @@ TensorArgument Framework::borrow(py::handle object, const char* name, Accept acc
 
 /// Types that the library does not know have a code that says no more than that.
 dlpack::DataType Framework::look_at_attributes(py::handle object, const char* name, TensorView& view) const {
-  const bool gpu = object.attr("is_cuda").cast<bool>();
-  if ((!gpu && !object.attr("is_cpu").cast<bool>()) || object.attr("is_sparse").cast<bool>()) {
-    refuse_storage(object, name);
-  }
-  if (object.attr("is_quantized").cast<bool>()) refuse_dtype(object, name);
+  const auto is = [&](const char* property) { return object.attr(property).cast<bool>(); };
+  const bool gpu = is("is_cuda");
+  if (!(gpu || is("is_cpu")) || is("is_sparse") || is("is_quantized")) refuse_storage(object, name);
   view.data = reinterpret_cast<void*>(object.attr("data_ptr")().cast<std::uintptr_t>());
   if (gpu) view.device = {deep_ep::Device::Kind::cuda, object.attr("get_device")().cast<int>()};
   const auto shape = py::reinterpret_borrow<py::tuple>(object.attr("shape"));
@@ -267,7 +244,7 @@ dlpack::DataType Framework::look_at_attributes(py::handle object, const char* na
 /// Calls ask for the same few shapes over and over, and making the numbers of a tuple takes half as long as a tensor.
 std::pair<py::tuple, py::tuple> Framework::known_tuples(const TensorSpec& spec) const {
   for (const auto& [known, tuples] : known_) {
-    if (known.dims == spec.dims && known.shape == spec.shape && known.strides == spec.strides) return tuples;
+    if (same_layout(known, spec)) return tuples;
   }
   constexpr std::size_t kMost = 8;
   if (known_.size() == kMost) known_.pop_front();
@@ -292,7 +269,18 @@ py::object Framework::hand_out(const Tensor& tensor) const {
   if (!tensor.defined()) return py::none();
   const auto* result = dynamic_cast<const FrameworkStorage*>(tensor.storage().get());
   if (result != nullptr) return result->object(tensor.view(), as_strided_);
-  auto owner = std::make_unique<HandedOut>(tensor);
+  auto owner = std::make_unique<HandedOut>(HandedOut{{}, tensor});
+  const TensorView& view = owner->tensor.view();
+  const bool gpu = view.device.kind == deep_ep::Device::Kind::cuda;
+  const dlpack::Device device{gpu ? dlpack::kCuda : dlpack::kCpu, gpu ? view.device.index : 0};
+  const auto give_back = [](dlpack::ManagedTensor* managed) {
+    const std::unique_ptr<HandedOut> ended(static_cast<HandedOut*>(managed->context));
+    instance().record_current_stream(ended->tensor);
+  };
+  owner->managed = {{view.data, device, view.dims, kTypes[static_cast<std::size_t>(view.dtype)].dtype,
+                     view.shape.data(), view.strides.data(), 0},
+                    owner.get(),
+                    give_back};
   py::object object = call(from_capsule_, py::capsule(&owner->managed, "dltensor"));
   owner.release();  // NOLINT(bugprone-unused-return-value): from here on the framework has it, and its deleter ends it
   return object;
@@ -357,29 +345,18 @@ void Event::wait_on_current_stream() const {
 
 namespace {
 
+/// Segments that PyTorch asks for in this thread come from it.
 thread_local std::shared_ptr<HeapPieces> current_heap;  // NOLINT: one thread, one call
 
 /// Segments that are out, each with the heap that it is of, which lives as long.
 struct SegmentsOut {
-  static SegmentsOut& instance() {
-    static auto* out = new SegmentsOut;  // PyTorch frees after static objects have ended
-    return *out;
-  }
   std::mutex mutex;
   std::unordered_map<void*, std::shared_ptr<HeapPieces>> heap_of;
 };
-
-/// While it lives, segments that PyTorch asks for in this thread come from `heap`.
-class SegmentsFrom {
- public:
-  explicit SegmentsFrom(const std::shared_ptr<HeapPieces>& heap) : before_(std::exchange(current_heap, heap)) {}
-  ~SegmentsFrom() { current_heap = std::move(before_); }
-  SegmentsFrom(const SegmentsFrom&) = delete;
-  SegmentsFrom& operator=(const SegmentsFrom&) = delete;
-
- private:
-  std::shared_ptr<HeapPieces> before_;
-};
+SegmentsOut& segments_out() {
+  static auto* out = new SegmentsOut;  // PyTorch frees after static objects have ended
+  return *out;
+}
 
 py::list describe(std::span<const TensorView> wanted) {
   py::list list;
@@ -391,11 +368,7 @@ py::list describe(std::span<const TensorView> wanted) {
 
 class FrameworkResults final : public ResultTensors {
  public:
-  FrameworkResults(py::object helper, std::shared_ptr<Leftovers> leftovers)
-      : helper_(helper.release().ptr()), leftovers_(std::move(leftovers)) {}
-  ~FrameworkResults() override { let_go(helper_); }
-  FrameworkResults(const FrameworkResults&) = delete;
-  FrameworkResults& operator=(const FrameworkResults&) = delete;
+  explicit FrameworkResults(py::object helper) : helper_(keep(std::move(helper))) {}
 
   std::vector<Tensor> make(std::span<const TensorView> wanted, const Order& order) override {
     const py::gil_scoped_acquire gil;
@@ -406,8 +379,8 @@ class FrameworkResults final : public ResultTensors {
     const bool on_current = cpu || framework.current_stream(wanted[0].device) == order.stream;
     try {
       if (!cpu && (!on_current || order.other)) {
-        return tensors_over(py::handle(helper_).attr("make")(describe(wanted), !on_current, order.other.has_value()),
-                            wanted);
+        return tensors_over(
+            py::handle(helper_.get()).attr("make")(describe(wanted), !on_current, order.other.has_value()), wanted);
       }
       std::vector<Tensor> made;
       made.reserve(wanted.size());
@@ -424,11 +397,11 @@ class FrameworkResults final : public ResultTensors {
   std::vector<Tensor> make_in_heap(std::span<const TensorView> wanted, const Order& order,
                                    const std::shared_ptr<HeapPieces>& heap) override {
     const py::gil_scoped_acquire gil;
-    const py::handle helper(helper_);
+    const py::handle helper(helper_.get());
     if (wanted.empty() || !helper.attr("in_heap").cast<bool>()) return {};
     const bool gpu = wanted[0].device.kind == Device::Kind::cuda;  // only tests make others
     const bool on_other = gpu && Framework::instance().current_stream(wanted[0].device) != order.stream;
-    const SegmentsFrom segments(heap);
+    const SetWithin segments(current_heap, heap);
     const py::object tensors =
         helper.attr("make_in_heap")(describe(wanted), reinterpret_cast<std::uintptr_t>(order.stream), on_other,
                                     gpu && order.other.has_value(), heap->largest_free());
@@ -436,17 +409,17 @@ class FrameworkResults final : public ResultTensors {
     std::vector<Tensor> made = tensors_over(tensors, wanted);
     // PyTorch takes them from elsewhere where its allocator is set to do so.
     const bool inside = std::ranges::all_of(made, [&](const Tensor& tensor) { return heap->contains(tensor.data()); });
-    helper.attr(inside ? "is_in_heap" : "is_elsewhere")();
+    helper.attr("placed")(inside);
     return made;
   }
 
  private:
-  Tensor tensor_over(TensorArgument made, TensorView view) const {
+  static Tensor tensor_over(TensorArgument made, TensorView view) {
     view.data = made.view.data;
-    return {view, std::make_shared<FrameworkStorage>(std::move(made), leftovers_)};
+    return {view, std::make_shared<FrameworkStorage>(std::move(made))};
   }
   /// Over those of the list `made`.
-  std::vector<Tensor> tensors_over(const py::object& made, std::span<const TensorView> wanted) const {
+  static std::vector<Tensor> tensors_over(const py::object& made, std::span<const TensorView> wanted) {
     std::vector<Tensor> tensors;
     for (const TensorView& view : wanted) {
       const py::object tensor = made[py::int_(tensors.size())];
@@ -455,41 +428,24 @@ class FrameworkResults final : public ResultTensors {
     return tensors;
   }
 
-  PyObject* helper_;
-  std::shared_ptr<Leftovers> leftovers_;
+  std::shared_ptr<PyObject> helper_;
 };
 
 }  // namespace
 
+thread_local std::vector<py::object>* let_go_later = nullptr;
+
 void let_go(PyObject* object) {
   if (Py_IsInitialized() == 0) return;  // at exit the interpreter has taken it
   const py::gil_scoped_acquire gil;
-  Py_DECREF(object);
+  auto ended = py::reinterpret_steal<py::object>(object);
+  if (let_go_later != nullptr) let_go_later->push_back(std::move(ended));
 }
 
-void Leftovers::add(const std::shared_ptr<Leftovers>& leftovers, PyObject* object) {
-  if (leftovers == nullptr) return let_go(object);
-  if (Py_IsInitialized() == 0) return;
-  const py::gil_scoped_acquire gil;
-  if (Py_REFCNT(object) > 1) {
-    Py_DECREF(object);
-    return;
-  }
-  const std::lock_guard lock(leftovers->mutex_);
-  leftovers->objects_.push_back(object);
-}
+std::shared_ptr<PyObject> keep(py::object object) { return {object.release().ptr(), let_go}; }
 
-void Leftovers::clear() {
-  std::vector<PyObject*> objects;
-  {
-    const std::lock_guard lock(mutex_);
-    objects = std::exchange(objects_, {});
-  }
-  for (PyObject* object : objects) let_go(object);
-}
-
-std::shared_ptr<ResultTensors> make_framework_results(py::object helper, std::shared_ptr<Leftovers> leftovers) {
-  return std::make_shared<FrameworkResults>(std::move(helper), std::move(leftovers));
+std::shared_ptr<ResultTensors> make_framework_results(py::object helper) {
+  return std::make_shared<FrameworkResults>(std::move(helper));
 }
 
 }  // namespace deep_ep::bindings
@@ -503,7 +459,7 @@ extern "C" __attribute__((visibility("default"))) void* deep_ep_allocate_segment
   try {
     void* const segment = current_heap->take(static_cast<std::size_t>(bytes), stream);
     if (segment == nullptr) return nullptr;
-    SegmentsOut& out = SegmentsOut::instance();
+    SegmentsOut& out = segments_out();
     const std::lock_guard lock(out.mutex);
     out.heap_of.insert_or_assign(segment, current_heap);
     return segment;
@@ -517,7 +473,7 @@ extern "C" __attribute__((visibility("default"))) void deep_ep_free_segment(void
   using namespace deep_ep::bindings;
   std::shared_ptr<deep_ep::HeapPieces> heap;
   {
-    SegmentsOut& out = SegmentsOut::instance();
+    SegmentsOut& out = segments_out();
     const std::lock_guard lock(out.mutex);
     const auto found = out.heap_of.find(segment);
     if (found == out.heap_of.end()) return;

@@ -11,7 +11,6 @@
 #include <functional>
 #include <initializer_list>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -53,8 +52,8 @@ struct TensorInfo {  // DLTensor
   Device device;
   std::int32_t dims;
   DataType dtype;
-  std::int64_t* shape;
-  std::int64_t* strides;
+  const std::int64_t* shape;
+  const std::int64_t* strides;
   std::uint64_t byte_offset;
 };
 
@@ -91,8 +90,6 @@ struct TensorArgument {
   TensorView view;
   bool renamed = false;  ///< the library does not know its type: `view` has one of the same size
 };
-/// One of any element type.
-struct AnyTensor : TensorArgument {};
 
 enum class Accept { library_types, any_type };
 
@@ -139,8 +136,6 @@ class Framework {
   const dlpack::ExchangeApi* available_exchange_ = nullptr;
   // Never destroyed, as this is not: the objects live as long as the interpreter. nullptr: there is none.
   py::object from_capsule_;
-  py::object is_neg_;
-  py::object is_conj_;
   py::object raw_stream_;
   py::object empty_strided_;
   py::object quick_empty_on_cpu_;  ///< what compiled programs of PyTorch call: in half the time
@@ -198,26 +193,30 @@ struct ReceiveHook {
 
 // Results as tensors of PyTorch, whose memory is PyTorch's own.
 
-/// Lets go of an object from any thread, with or without the GIL.
-void let_go(PyObject* object);
-
-/// Memory on the CPU is not freed in stream order. So an object without another owner is kept until the work has ended.
-/// Thread-safe.
-class Leftovers {
+/// Sets a variable for as long as it lives.
+template <class T>
+class SetWithin {
  public:
-  ~Leftovers() { clear(); }
-  /// Lets go of `object`, which work may use: at `clear`, if it has no other owner. Without `leftovers`: now.
-  static void add(const std::shared_ptr<Leftovers>& leftovers, PyObject* object);
-  /// The work has ended. Without the GIL.
-  void clear();
+  SetWithin(T& place, T value) : place_(place), before_(std::exchange(place, std::move(value))) {}
+  ~SetWithin() { place_ = std::move(before_); }
+  SetWithin(const SetWithin&) = delete;
+  SetWithin& operator=(const SetWithin&) = delete;
 
  private:
-  std::mutex mutex_;
-  std::vector<PyObject*> objects_;
+  T& place_;
+  T before_;
 };
 
+/// Lets go of an object from any thread, with or without the GIL.
+void let_go(PyObject* object);
+/// While it is set, it takes the objects that this thread lets go of: memory on the CPU is not freed in stream order,
+/// so the work of a call may still use them.
+extern thread_local std::vector<py::object>* let_go_later;  // NOLINT: one thread, one call
+/// Any thread may let go of it.
+std::shared_ptr<PyObject> keep(py::object object);
+
 /// Asks PyTorch, with the GIL that calls have given up. `helper`: deep_ep.results.Results, for what needs more than
-/// torch.empty; `leftovers`: of a buffer on the CPU, else nullptr.
-std::shared_ptr<ResultTensors> make_framework_results(py::object helper, std::shared_ptr<Leftovers> leftovers);
+/// torch.empty.
+std::shared_ptr<ResultTensors> make_framework_results(py::object helper);
 
 }  // namespace deep_ep::bindings

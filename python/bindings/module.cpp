@@ -1,5 +1,4 @@
-// deep_ep._native: what the modules of deep_ep call. Docstrings begin with the signature, of which scripts/native_stub
-// makes deep_ep/_native.pyi.
+// deep_ep._native: what the modules of deep_ep call. deep_ep/_native.pyi has its types.
 #include <fmt/format.h>
 #include <pybind11/pybind11.h>
 
@@ -12,19 +11,17 @@
 #include <vector>
 
 #include "deep_ep/bootstrap.hpp"
+#include "deep_ep/buffer.hpp"
 #include "deep_ep/environment.hpp"
 #include "deep_ep/error.hpp"
 #include "deep_ep/exchanges.hpp"
 #include "deep_ep/executor.hpp"
 #include "deep_ep/version.hpp"
-#include "python/bindings/arguments.hpp"
 #include "python/bindings/framework.hpp"
 #include "python/bindings/native_buffer.hpp"
 
 namespace deep_ep::bindings {
 namespace {
-
-bool use_exchange_api(bool use) { return Framework::instance().use_exchange_api(use); }
 
 /// Its class in deep_ep/errors.py; classes before those that they derive from.
 const char* class_of(const Error& error) {
@@ -52,17 +49,13 @@ void define_events(py::module_& module) {
       module, "EventHandle",
       "A point in the work of a CUDA stream: all that is enqueued on the current stream at construction.\n\n"
       "Copyable; can be waited for any number of times. Without CUDA there is nothing to wait for.")
-      .def(py::init(&Event::of_current_stream), "__init__(self) -> None")
+      .def(py::init(&Event::of_current_stream))
       .def("current_stream_wait", &Event::wait_on_current_stream,
-           "current_stream_wait(self) -> None\n\n"
            "Makes the stream that is current now wait for this point. The host does not wait.")
-      .def(
-          "__copy__", [](const Event& event) { return event; }, "__copy__(self) -> EventHandle")
-      .def(
-          "__deepcopy__", [](const Event& event, const py::dict&) { return event; },
-          "__deepcopy__(self, memo: Any, /) -> EventHandle");
+      .def("__copy__", [](const Event& event) { return event; })
+      .def("__deepcopy__", [](const Event& event, const py::dict&) { return event; });
   py::class_<ReceiveHook>(module, "ReceiveHook", "Enqueues the receive part of a low-latency call. Call it once.")
-      .def("__call__", &ReceiveHook::call, "__call__(self) -> None");
+      .def("__call__", &ReceiveHook::call);
 }
 
 /// How the ranks of Python's buffers find each other: over a function of Python that gathers bytes. Without an exchange
@@ -70,7 +63,7 @@ void define_events(py::module_& module) {
 class PythonBootstrap final : public Bootstrap {
  public:
   PythonBootstrap(int rank, int size, py::function gather)
-      : rank_(rank), size_(size), gather_(gather.release().ptr(), let_go) {}
+      : rank_(rank), size_(size), gather_(keep(std::move(gather))) {}
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
@@ -98,11 +91,9 @@ void define_bootstrap(py::module_& module) {
   py::class_<Bootstrap, std::shared_ptr<Bootstrap>>(
       module, "Bootstrap", "How the ranks of a group find each other: one object for all buffers of the group.")
       .def(py::init([](int rank, int num_ranks, py::function gather) -> std::shared_ptr<Bootstrap> {
-             return std::make_shared<PythonBootstrap>(rank, num_ranks, std::move(gather));
-           }),
-           "__init__(self, rank: int, num_ranks: int, all_gather: Callable[[bytes], bytes], /) -> None")
+        return std::make_shared<PythonBootstrap>(rank, num_ranks, std::move(gather));
+      }))
       .def("for_buffer", &make_buffer_exchanges,
-           "for_buffer(self) -> Bootstrap\n\n"
            "For one buffer that is to be made: what ranks exchange through it carries the buffer's number.");
 }
 
@@ -111,22 +102,17 @@ void define_bootstrap(py::module_& module) {
 
 PYBIND11_MODULE(_native, module) {
   using namespace deep_ep::bindings;
-  py::options options;
-  options.disable_function_signatures();  // ours say more
   register_errors();
   module.attr("version") = DEEP_EP_VERSION;
   // The library's table of environment variables is the one place that reads them, for Python as well.
-  module.def("environment_text", &deep_ep::environment_text, "environment_text(name: str, /) -> str");
-  module.def("gpu_address", &deep_ep::cuda_device_pci_address, "gpu_address(ordinal: int, /) -> str");
-  module.def("use_exchange_api", &use_exchange_api, "use_exchange_api(use: bool, /) -> bool");
+  module.def("environment_text", &deep_ep::environment_text);
+  module.def("gpu_address", &deep_ep::cuda_device_pci_address);
+  module.def("use_exchange_api", [](bool use) { return Framework::instance().use_exchange_api(use); });
   module.attr("max_topk") = deep_ep::Buffer::kMaxTopk;
-  module.def("heap_bytes_hint", &deep_ep::Buffer::heap_bytes_hint,
-             "heap_bytes_hint(num_ranks: int, tokens: int, row_bytes: int, num_topk: int, scale_bytes: int, /) -> int");
-  module.def("heap_bytes_for", &deep_ep::Buffer::heap_bytes_for,
-             "heap_bytes_for(num_ranks: int, bytes: int, /) -> int");
-  module.def("low_latency_bytes_hint", &deep_ep::Buffer::low_latency_bytes_hint,
-             "low_latency_bytes_hint(max_tokens: int, hidden: int, num_ranks: int, num_experts: int, /) -> int");
-  module.def("default_timeout_s", &deep_ep::default_timeout_s, "default_timeout_s() -> float");
+  module.def("heap_bytes_hint", &deep_ep::Buffer::heap_bytes_hint);
+  module.def("heap_bytes_for", &deep_ep::Buffer::heap_bytes_for);
+  module.def("low_latency_bytes_hint", &deep_ep::Buffer::low_latency_bytes_hint);
+  module.def("default_timeout_s", &deep_ep::default_timeout_s);
   define_events(module);
   define_bootstrap(module);
   define_buffer(module);

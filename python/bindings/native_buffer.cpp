@@ -28,63 +28,11 @@ namespace {
 
 using namespace py::literals;
 
-struct BufferSetup {
-  std::shared_ptr<Bootstrap> bootstrap;
-  int device = -1;                 ///< a GPU's ordinal, -1 for the CPU
-  std::uintptr_t comm_stream = 0;  ///< of the framework, lives as long as the process; 0 on the CPU
-  py::object results;              ///< deep_ep.results.Results
-  BufferOptions options;           ///< heap_bytes: of received tensors
-};
-
-/// The arguments of a call as the library has them. Calls below have others, too.
-template <class Arguments>
-struct Call {
-  Arguments arguments;
-  CallOptions options;
-  py::args given;  ///< all arguments, for what must keep them
-};
-struct Selections {
-  ConstTensorView topk_idx;
-  int num_experts = 0;
-};
-struct DispatchCall : Call<DispatchArguments> {
-  RowsArgument x;
-  std::optional<py::tuple> handle;
-};
-struct CombineCall : Call<CombineArguments> {
-  py::tuple handle;
-};
-struct ElasticDispatchCall : Call<ElasticDispatchArguments> {
-  RowsArgument x;
-  std::optional<py::tuple> route;  ///< with it rows go where those of an earlier dispatch went
-  ElasticDispatchHandle earlier;
-};
-struct ElasticCombineCall : Call<ElasticCombineArguments> {
-  bool deferred = false;  ///< the sums are made when the function is called that comes instead of results
-};
-struct LowLatencyDispatchCall : Call<LowLatencyDispatchArguments> {
-  bool use_fp8 = true, round_scale = false, use_ue8m0 = false, use_nvfp4 = false, align_fp8_quantization = false;
-};
-struct LowLatencyCombineCall : Call<LowLatencyCombineArguments> {
-  py::tuple handle;
-  bool zero_copy = false;
-  std::optional<TensorArgument> out;
-  bool overlaps = false;
-  LowLatencyOverlap overlap;
-};
-
-/// Borrowed for a call. The library's tensors are given back after the buffer's calls, and those of the framework are
-/// recorded by the caller.
-Tensor handle_tensor(const py::tuple& handle, std::size_t index, const Device& device, int dims) {
-  const std::string name = fmt::format("handle[{}]", index);
-  const TensorView view = Framework::instance().borrow(handle[index], name.c_str()).view;
-  if (view.dtype != DType::int32 || view.dims != dims || !view.is_contiguous() || view.device != device) {
-    throw InvalidArgument(
-        fmt::format("{} is {} on {}, expected what dispatch returned: contiguous int32 of {} "
-                    "dimensions on {}",
-                    name, view.describe(), to_string(view.device), dims, to_string(device)));
-  }
-  return Tensor::borrow(view);
+/// A handle that `call` returned, as far as its length says.
+void check_length(const py::tuple& handle, std::size_t length, const char* call) {
+  if (handle.size() == length) return;
+  throw InvalidArgument(
+      fmt::format("handle has {} elements, expected the tuple of {} that {} returned", handle.size(), length, call));
 }
 
 /// In the form of what was sent.
@@ -97,50 +45,21 @@ py::object hand_out_rows(const Tensor& rows, const std::optional<Tensor>& scales
   return py::make_tuple(handed_out, as(hand_out(*scales), *sent.scales));
 }
 
-template <class Call>
-void give_rows(Call& call) {
-  call.arguments.x = call.x.rows.view;
-  if (call.x.scales) call.arguments.x_scales = call.x.scales->view;
+template <class Arguments>
+RowsArgument read_rows(ArgumentReader& read, Arguments& arguments) {
+  auto x = read.get<RowsArgument>("x");
+  arguments.x = x.rows.view;
+  if (x.scales) arguments.x_scales = x.scales->view;
+  return x;
 }
 
-// The handle of a dispatch as Python sees it: rank_prefix_matrix, destination_row, recv_src_idx, and between nodes
-// where the rows of each source end on this rank, node_row, node_counts, relay_rows. Upstream's tests read elements 0
-// and -4.
-
-py::tuple hand_out_handle(const DispatchHandle& handle, int rank) {
-  Tensor ends;
-  if (handle.node_row.defined()) {
-    const Tensor& matrix = handle.rank_prefix_matrix;
-    TensorView column = matrix.view();
-    column.dims = 1;
-    column.data = matrix.as<std::int32_t>() + rank % matrix.size(1);
-    ends = Tensor(column, matrix.storage());
-  }
-  return py::make_tuple(hand_out(handle.rank_prefix_matrix), hand_out(handle.destination_row),
-                        hand_out(handle.recv_src_idx), hand_out(ends), hand_out(handle.node_row),
-                        hand_out(handle.node_counts), hand_out(handle.relay_rows));
-}
-
-DispatchHandle borrow_handle(const py::tuple& handle, const Device& device, bool between_nodes) {
-  constexpr std::size_t kLength = 7;
-  if (handle.size() != kLength) {
-    throw InvalidArgument(
-        fmt::format("handle has {} elements, expected the tuple of {} that dispatch returned", handle.size(), kLength));
-  }
-  const auto tensor = [&](std::size_t index, int dims) { return handle_tensor(handle, index, device, dims); };
-  DispatchHandle result;
-  result.rank_prefix_matrix = tensor(0, 2);
-  result.destination_row = tensor(1, 2);
-  if (!handle[2].is_none()) {  // the second interface has none
-    result.recv_src_idx = tensor(2, 1);
-    result.num_recv_rows = result.recv_src_idx.size(0);
-  }
-  if (between_nodes) {
-    result.node_row = tensor(4, 2);
-    result.node_counts = tensor(5, 2);
-    result.relay_rows = tensor(6, 2);
-  }
-  return result;
+/// The events that a call comes behind, and whether it leaves one.
+CallOptions read_order(ArgumentReader& read, bool elastic = false) {
+  CallOptions options;
+  read("previous_event", options.previous_event);
+  if (elastic) read("previous_event_before_epilogue", options.also_after);
+  read("async_finish", options.async_finish);
+  return options;
 }
 
 // Low-latency calls.
@@ -150,70 +69,56 @@ DispatchHandle borrow_handle(const py::tuple& handle, const Device& device, bool
 /// keeps the whole handle, which is found again by the memory's address.
 class LowLatencyHandles {
  public:
-  /// The memory of src_info, as the framework holds it.
-  struct Keeper final : Tensor::Storage {
-    explicit Keeper(LowLatencyHandle dispatched) : handle(std::move(dispatched)) {}
-    /// The handle's tensors share their memory.
-    void record_stream(StreamHandle stream) override { handle.src_info.record_stream(stream); }
-    bool knows_stream(StreamHandle stream) const override { return handle.src_info.storage()->knows_stream(stream); }
-
-    const LowLatencyHandle handle;
+  struct Kept {
+    LowLatencyHandle handle;
     std::optional<TensorView> combine_buffer;  ///< that the program got for the handle last
   };
 
   py::tuple hand_out(LowLatencyHandle handle) {
     py::object layout_range = bindings::hand_out(std::exchange(handle.layout_range, {}));  // the program's alone
-    const auto keeper = std::make_shared<Keeper>(std::move(handle));
-    const LowLatencyHandle& kept = keeper->handle;
-    by_address_.insert_or_assign(kept.src_info.data(), keeper);
+    const auto kept = std::make_shared<Kept>(Kept{std::move(handle), {}});
+    const LowLatencyHandle& dispatched = kept->handle;
+    const Tensor& src_info = dispatched.src_info;
+    by_address_.insert_or_assign(src_info.data(), kept);
     if (by_address_.size() > tidy_at_) {
       std::erase_if(by_address_, [](const auto& entry) { return entry.second.expired(); });
       tidy_at_ = std::max<std::size_t>(64, 2 * by_address_.size());
     }
-    return py::make_tuple(bindings::hand_out(Tensor(kept.src_info.view(), keeper)), std::move(layout_range),
-                          kept.max_tokens, kept.hidden, kept.num_experts);
+    const Tensor keeper(src_info.view(), std::shared_ptr<Tensor::Storage>(kept, src_info.storage().get()));
+    return py::make_tuple(bindings::hand_out(keeper), std::move(layout_range), dispatched.max_tokens, dispatched.hidden,
+                          dispatched.num_experts);
   }
 
-  /// Keeper of `handle`, and the same handle with the hidden size that the tuple says. InvalidArgument if it was not
-  /// made from what hand_out gave, or src_info is a copy.
-  std::pair<std::shared_ptr<Keeper>, LowLatencyHandle> find(const py::tuple& handle) const {
-    constexpr std::size_t kLength = 5;
-    if (handle.size() != kLength) {
-      throw InvalidArgument(
-          fmt::format("handle has {} elements, expected the tuple of {} that low_latency_dispatch "
-                      "returned",
-                      handle.size(), kLength));
-    }
-    const TensorView src_info = Framework::instance().borrow(handle[0], "handle[0]").view;
+  /// What is kept of `handle`, and the same handle with the hidden size that the tuple says. InvalidArgument if it was
+  /// not made from what hand_out gave, or src_info is a copy.
+  std::pair<std::shared_ptr<Kept>, LowLatencyHandle> find(const py::tuple& handle) const {
+    check_length(handle, 5, "low_latency_dispatch");
+    ArgumentReader read("the handle", handle);
+    const auto src_info = read.get<TensorView>("handle[0]");
+    read.get<py::object>("handle[1]");  // layout_range
     const auto entry = by_address_.find(src_info.data);
-    std::shared_ptr<Keeper> keeper = entry == by_address_.end() ? nullptr : entry->second.lock();
-    if (!keeper) {
+    std::shared_ptr<Kept> kept = entry == by_address_.end() ? nullptr : entry->second.lock();
+    if (!kept) {
       throw InvalidArgument(
           fmt::format("handle[0] is {}, but not the tensor that this buffer's low_latency_dispatch "
                       "returned (a copy does not do: combine needs what lies behind it)",
                       src_info.describe()));
     }
-    LowLatencyHandle result = keeper->handle;
-    const auto require_same = [&](std::size_t index, std::int64_t dispatched) {
-      const std::int64_t given = number(handle, index);
+    LowLatencyHandle result = kept->handle;
+    const auto max_tokens = read.get<std::int64_t>("handle[2]");
+    read("handle[3]", result.hidden);
+    const auto num_experts = read.get<std::int64_t>("handle[4]");
+    const auto require_same = [](int index, std::int64_t given, std::int64_t dispatched) {
       if (given == dispatched) return;
       throw InvalidArgument(fmt::format("handle[{}] is {}, but the dispatch had {}", index, given, dispatched));
     };
-    require_same(2, result.max_tokens);
-    result.hidden = number(handle, 3);
-    require_same(4, result.num_experts);
-    return {std::move(keeper), std::move(result)};
+    require_same(2, max_tokens, result.max_tokens);
+    require_same(4, num_experts, result.num_experts);
+    return {std::move(kept), std::move(result)};
   }
 
  private:
-  static std::int64_t number(const py::tuple& handle, std::size_t index) {
-    const py::object element = handle[index];
-    if (py::isinstance<py::int_>(element)) return element.cast<std::int64_t>();
-    throw py::type_error(
-        fmt::format("handle[{}] is of type {}, expected an int", index, Py_TYPE(element.ptr())->tp_name));
-  }
-
-  std::unordered_map<const void*, std::weak_ptr<Keeper>> by_address_;
+  std::unordered_map<const void*, std::weak_ptr<Kept>> by_address_;
   std::size_t tidy_at_ = 64;  ///< at so many entries, those of dead handles are removed
 };
 
@@ -225,36 +130,48 @@ void check_zero_copy(const ConstTensorView& x, const TensorView& buffer) {
 }
 
 /// Upstream ignores some of them, and has use_fp8 on by default: these are no mistakes.
-LowLatencyFormat format_of(const LowLatencyDispatchCall& call) {
-  if (call.use_nvfp4) {
-    if (!call.round_scale && !call.use_ue8m0) return LowLatencyFormat::nvfp4;
+LowLatencyFormat format_of(bool use_fp8, bool round_scale, bool use_ue8m0, bool use_nvfp4,
+                           bool align_fp8_quantization) {
+  if (use_nvfp4) {
+    if (!round_scale && !use_ue8m0) return LowLatencyFormat::nvfp4;
     throw InvalidArgument("use_nvfp4 is without round_scale and use_ue8m0: its scales are E4M3");
   }
-  if (call.use_ue8m0) {
-    if (call.use_fp8 && call.round_scale) return LowLatencyFormat::fp8_ue8m0;
+  if (use_ue8m0) {
+    if (use_fp8 && round_scale) return LowLatencyFormat::fp8_ue8m0;
     throw InvalidArgument("use_ue8m0 needs use_fp8 and round_scale: packed exponents hold powers of two only");
   }
-  if (!call.use_fp8) return LowLatencyFormat::bf16;
-  if (call.round_scale) return LowLatencyFormat::fp8_round_scale;
-  return call.align_fp8_quantization ? LowLatencyFormat::fp8_aligned : LowLatencyFormat::fp8;
+  if (!use_fp8) return LowLatencyFormat::bf16;
+  if (round_scale) return LowLatencyFormat::fp8_round_scale;
+  return align_fp8_quantization ? LowLatencyFormat::fp8_aligned : LowLatencyFormat::fp8;
 }
 
 class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
  public:
   /// Collective.
-  explicit NativeBuffer(const BufferSetup& setup)
-      : device_(setup.device < 0 ? Device{} : Device{Device::Kind::cuda, setup.device}),
-        leftovers_(on_cpu() ? std::make_shared<Leftovers>() : nullptr) {
+  explicit NativeBuffer(ArgumentReader& read) {
+    BufferOptions options;
+    const auto bootstrap = read.get<std::shared_ptr<Bootstrap>>("bootstrap");
+    const int ordinal = read.get<int>("device");  // of a GPU; -1: the CPU
+    read("memory", options.heap_bytes);           // of received tensors
+    read("window_bytes", options.window_bytes);
+    read("memory_between_nodes", options.internode.heap_bytes);
+    read("window_bytes_between_nodes", options.internode.window_bytes);
+    // Of the framework, it lives as long as the process; 0 on the CPU.
+    options.comm_stream = reinterpret_cast<StreamHandle>(read.get<std::uintptr_t>("comm_stream"));
+    read("low_latency_bytes", options.low_latency.bytes);
+    read("low_latency_masking", options.low_latency.masking);
+    read("allow_nvlink_for_low_latency", options.low_latency.allow_nvlink);
+    read("timeout_s", options.timeout_s);
+    read("num_qps_per_rank", options.internode.num_qps_per_rank);
+    options.result_tensors = make_framework_results(read.get<py::object>("results"));  // deep_ep.results.Results
+    if (ordinal >= 0) device_ = {Device::Kind::cuda, ordinal};
     constexpr std::size_t kPage = std::size_t{2} << 20;
-    BufferOptions options = setup.options;
     for (std::size_t* bytes : {&options.heap_bytes, &options.internode.heap_bytes}) {
-      *bytes = (Buffer::heap_bytes_for(setup.bootstrap->size(), *bytes) + kPage - 1) / kPage * kPage;
+      *bytes = (Buffer::heap_bytes_for(bootstrap->size(), *bytes) + kPage - 1) / kPage * kPage;
     }
-    options.comm_stream = reinterpret_cast<StreamHandle>(setup.comm_stream);
-    options.result_tensors = make_framework_results(setup.results, leftovers_);
     const py::gil_scoped_release released;
-    executor_ = on_cpu() ? make_host_executor() : gpu_executor(setup.device);
-    buffer_ = std::make_shared<Buffer>(setup.bootstrap, executor_, options);
+    executor_ = on_cpu() ? make_host_executor() : gpu_executor(ordinal);
+    buffer_ = std::make_shared<Buffer>(bootstrap, executor_, options);
     rank_ = buffer_->rank();
     num_nodes_ = buffer_->num_nodes();
   }
@@ -276,6 +193,7 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
     // Events given to a buffer on the CPU have happened.
     if (on_cpu()) options.previous_event = options.also_after = nullptr;
     std::optional<py::error_already_set> raised;
+    const SetWithin later(let_go_later, on_cpu() ? &leftovers_ : nullptr);
     const py::gil_scoped_release released;
     const InterruptScope interruptible([&] {
       if (raised) return true;
@@ -298,16 +216,10 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
       throw py::error_already_set(*raised);
     }
   }
-  /// A method of the library with what Python gave.
   template <class Arguments, class Result>
-  Result run(const Call<Arguments>& call, Result (Buffer::*method)(const Arguments&, const CallOptions&)) {
-    return run(call.options,
-               [&](Buffer& buffer, const CallOptions& options) { return (buffer.*method)(call.arguments, options); });
-  }
-  /// The same for one whose only result is an event.
-  template <auto method, class Arguments>
-  py::object event_of(Call<Arguments>& call) {
-    return event_object(call.options, run(call, method));
+  Result run(const CallOptions& options, const Arguments& arguments,
+             Result (Buffer::*method)(const Arguments&, const CallOptions&)) {
+    return run(options, [&](Buffer& buffer, const CallOptions& call) { return (buffer.*method)(arguments, call); });
   }
 
   int num_nodes() { return alive().num_nodes(); }
@@ -332,82 +244,150 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   // Results that do not exist are None.
 
   /// (num_tokens_per_rank, num_tokens_per_node, num_tokens_per_expert, is_token_in_rank, event)
-  py::tuple get_dispatch_layout(Call<Selections>& call) {
-    const DispatchLayout layout = run(call.options, [&](Buffer& buffer, const CallOptions& options) {
-      return buffer.get_dispatch_layout(call.arguments.topk_idx, call.arguments.num_experts, options);
+  py::tuple get_dispatch_layout(ArgumentReader& read) {
+    const auto topk_idx = read.get<ConstTensorView>("topk_idx");
+    const int num_experts = read.get<int>("num_experts");
+    const CallOptions options = read_order(read);
+    const DispatchLayout layout = run(options, [&](Buffer& buffer, const CallOptions& call) {
+      return buffer.get_dispatch_layout(topk_idx, num_experts, call);
     });
     return py::make_tuple(hand_out(layout.num_tokens_per_rank), hand_out(layout.num_tokens_per_node),
                           hand_out(layout.num_tokens_per_expert), hand_out(layout.is_token_in_rank),
-                          event_object(call.options, layout.event));
+                          event_object(options, layout.event));
   }
 
   /// (rows or (rows, scales), recv_topk_idx, recv_topk_weights, counts per expert, handle, event), with a handle None
   /// between the first and the last.
-  py::tuple dispatch(DispatchCall& call) {
-    give_rows(call);
-    DispatchHandle earlier;
-    if (call.handle) {
-      earlier = borrow_handle(*call.handle);
-      call.arguments.handle = &earlier;
-    }
-    const DispatchResult result = run(call, &Buffer::dispatch);
-    dispatches_.add(call.x.rows.view.bytes());
+  py::tuple dispatch(ArgumentReader& read) {
+    DispatchArguments arguments;
+    const RowsArgument x = read_rows(read, arguments);
+    const auto given = read.get<std::optional<py::tuple>>("handle");  // with it the six that follow say nothing
+    read("is_token_in_rank", or_none(arguments.is_token_in_rank));
+    read("num_tokens_per_expert", or_none(arguments.num_tokens_per_expert));
+    read("topk_idx", arguments.topk_idx);
+    read("topk_weights", arguments.topk_weights);
+    read("expert_alignment", arguments.expert_alignment);
+    read("num_worst_tokens", arguments.num_worst_tokens);
+    read("num_sms", arguments.num_sms);
+    const CallOptions options = read_order(read);
+    if (given) arguments.handle = &in_handle(*given);
+    const DispatchResult result = run(options, arguments, &Buffer::dispatch);
+    dispatches_.add(arguments.x.bytes());
     py::object counts = py::none(), handle = py::none();
-    if (!call.handle) {
+    if (!given) {
       counts = py::cast(result.num_recv_tokens_per_expert);
-      handle = hand_out_handle(result.handle, rank_);
+      handle = hand_out_handle(result.handle);
     }
-    return py::make_tuple(hand_out_rows(result.recv_x, result.recv_x_scales, call.x), hand_out(result.recv_topk_idx),
+    return py::make_tuple(hand_out_rows(result.recv_x, result.recv_x_scales, x), hand_out(result.recv_topk_idx),
                           hand_out(result.recv_topk_weights), counts, handle,
-                          event_object(call.options, result.event, {&result.handle.rank_prefix_matrix}));
+                          event_object(options, result.event, {&result.handle.rank_prefix_matrix}));
   }
 
   /// (combined_x, combined_topk_weights, event)
-  py::tuple combine(CombineCall& call) {
-    const DispatchHandle handle = borrow_handle(call.handle);
-    call.arguments.handle = &handle;
-    return hand_out_combined(run(call, &Buffer::combine), call.options);
+  py::tuple combine(ArgumentReader& read) {
+    CombineArguments arguments;
+    read("x", arguments.x);
+    arguments.handle = &in_handle(read.get<py::tuple>("handle"));
+    read("topk_weights", arguments.topk_weights);
+    read("bias", Biases{arguments.bias_0, arguments.bias_1});
+    read("num_sms", arguments.num_sms);
+    const CallOptions options = read_order(read);
+    return hand_out_combined(run(options, arguments, &Buffer::combine), options);
   }
 
   // The second interface.
 
   /// (rows or (rows, scales), recv_topk_idx, recv_topk_weights, counts per expert, rows of the expanded layout, handle,
-  /// event). The handle is a tuple of the tensors of ElasticDispatchHandle, but that its route is a tuple by itself;
-  /// None with a handle of an earlier dispatch.
-  py::tuple dispatch_elastic(ElasticDispatchCall& call) {
-    give_rows(call);
-    if (call.route) {
-      if (num_nodes_ != 1) call.earlier.route = borrow_handle(*call.route);
-      call.arguments.handle = &call.earlier;
+  /// event). The handle is a tuple of what ElasticDispatchHandle has, inside a node without a route; None with a handle
+  /// of an earlier dispatch.
+  py::tuple dispatch_elastic(ArgumentReader& read) {
+    ElasticDispatchArguments arguments;
+    ElasticDispatchHandle earlier;
+    const RowsArgument x = read_rows(read, arguments);
+    // With it rows go where those of an earlier dispatch went: the five that follow are of that one, and some of what
+    // comes then says nothing.
+    const auto route = read.get<py::object>("route");
+    read("metadata", or_none(earlier.metadata));
+    read("source_ends", or_none(earlier.source_ends));
+    read("local", or_none(earlier.local_topk_idx));
+    read("expert_ends", or_none(earlier.expert_ends));
+    read("num_expanded", earlier.num_expanded);
+    read("topk_idx", or_none(arguments.topk_idx));
+    read("topk_weights", arguments.topk_weights);
+    read("cumulative_local_expert_recv_stats", arguments.stats);
+    read("num_experts", arguments.num_experts);
+    read("num_max_tokens_per_rank", arguments.max_tokens);
+    read("expert_alignment", arguments.expert_alignment);
+    read("exact", arguments.exact);
+    read("expand", arguments.expand);
+    read("zero_padding", arguments.zero_padding);
+    read("column_major_scales", arguments.column_major_scales);
+    read("copy_selections", arguments.copy_selections);
+    read("num_sms", arguments.num_sms);
+    const CallOptions options = read_order(read, true);
+    if (!route.is_none()) {
+      if (py::isinstance<DispatchHandle>(route)) earlier.route = route.cast<const DispatchHandle&>();
+      arguments.handle = &earlier;
     }
-    const ElasticDispatchResult result = run(call, &Buffer::dispatch_elastic);
-    dispatches_.add(call.x.rows.view.bytes());
+    const ElasticDispatchResult result = run(options, arguments, &Buffer::dispatch_elastic);
+    dispatches_.add(arguments.x.bytes());
     const ElasticDispatchHandle& handle = result.handle;
     py::object made = py::none();
-    if (!call.route) {
-      const py::tuple route = num_nodes_ == 1 ? py::tuple() : hand_out_handle(handle.route, rank_);
-      made = py::make_tuple(hand_out(handle.source_ends), hand_out(handle.expert_ends), hand_out(handle.expert_counts),
-                            hand_out(handle.metadata), hand_out(handle.local_topk_idx), hand_out(handle.rows_at_owners),
-                            route, hand_out(handle.topk_idx));
+    if (route.is_none()) {
+      made =
+          py::make_tuple(hand_out(handle.source_ends), hand_out(handle.expert_ends), hand_out(handle.expert_counts),
+                         hand_out(handle.metadata), hand_out(handle.local_topk_idx), hand_out(handle.rows_at_owners),
+                         num_nodes_ == 1 ? py::object(py::tuple()) : py::cast(handle.route), hand_out(handle.topk_idx));
     }
-    return py::make_tuple(hand_out_rows(result.recv_x, result.recv_x_scales, call.x), hand_out(result.recv_topk_idx),
+    return py::make_tuple(hand_out_rows(result.recv_x, result.recv_x_scales, x), hand_out(result.recv_topk_idx),
                           hand_out(result.recv_topk_weights), result.num_recv_tokens_per_expert, handle.num_expanded,
-                          made, event_object(call.options, result.event, {&handle.metadata}));
+                          made, event_object(options, result.event, {&handle.metadata}));
   }
 
-  /// (combined_x, combined_topk_weights, event). Deferred: (function, event); the function returns (combined_x,
-  /// combined_topk_weights, None), and until then topk_idx and biases must live.
-  py::tuple combine_elastic(ElasticCombineCall& call) {
-    if (!call.deferred) return hand_out_combined(run(call, &Buffer::combine_elastic), call.options);
-    const ElasticReturn back = run(call, &Buffer::begin_combine_elastic);
-    const auto add_up = [self = shared_from_this(), back]() -> py::tuple {
-      const auto work = [&](Buffer& buffer, const CallOptions& options) {
-        return buffer.end_combine_elastic(back, options);
-      };
-      return self->hand_out_combined(self->run({}, work), {});
+  /// (combined_x, combined_topk_weights, event). Deferred: (function, event); the sums are made when the function is
+  /// called, which returns (combined_x, combined_topk_weights, None), and until then topk_idx and biases must live.
+  py::tuple combine_elastic(ArgumentReader& read) {
+    ElasticCombineArguments arguments;
+    const bool deferred = read.get<bool>("deferred");
+    read("x", arguments.x);
+    read("metadata", arguments.metadata);
+    read("source_ends", arguments.source_ends);
+    read("topk_idx", arguments.topk_idx);
+    read("rows_at_owners", arguments.rows_at_owners);
+    read("num_experts", arguments.num_experts);
+    read("num_max_tokens_per_rank", arguments.max_tokens);
+    read("expanded", arguments.expanded);
+    read("each_selection", arguments.each_selection);
+    read("topk_weights", arguments.topk_weights);
+    read("bias", Biases{arguments.bias_0, arguments.bias_1});
+    read("num_sms", arguments.num_sms);
+    const CallOptions options = read_order(read, true);
+    if (!deferred) return hand_out_combined(run(options, arguments, &Buffer::combine_elastic), options);
+    const ElasticReturn back = run(options, arguments, &Buffer::begin_combine_elastic);
+    const auto add_up = [self = shared_from_this(), back] {
+      return self->hand_out_combined(self->run({}, back, &Buffer::end_combine_elastic), {});
     };
     return py::make_tuple(py::cpp_function(add_up),
-                          event_object(call.options, back.event, {&back.rows, &back.beside, &back.ends, &back.row_of}));
+                          event_object(options, back.event, {&back.rows, &back.beside, &back.ends}));
+  }
+
+  py::object prefetch_weights(ArgumentReader& read) {
+    WeightPrefetch arguments;
+    read("redundant_expert_weights", arguments.redundant_expert_weights);
+    read("expert_weights", arguments.expert_weights);
+    read("redundancy_mapping", arguments.redundancy_mapping);
+    read("num_sms", arguments.num_sms);
+    const CallOptions options = read_order(read);
+    return event_object(options, run(options, arguments, &Buffer::prefetch_weights));
+  }
+  py::object reduce_grads(ArgumentReader& read) {
+    GradReduction arguments;
+    read("redundant_expert_grads", arguments.redundant_expert_grads);
+    read("expert_grads", arguments.expert_grads);
+    read("redundancy_mapping", arguments.redundancy_mapping);
+    read("num_sms", arguments.num_sms);
+    const CallOptions options = read_order(read);
+    return event_object(options, run(options, arguments, &Buffer::reduce_grads));
   }
 
   /// On the current stream; with `async_finish` on the communication stream, and it returns an event.
@@ -419,61 +399,96 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
 
   /// Memory for replicas of experts in the heap, once, before any other call: [bytes] uint8, the same on all ranks.
   py::object allocate_lb_storage(std::size_t bytes) {
-    lb_storage_ = run({}, [&](Buffer& buffer, const CallOptions& options) {
+    lb_storage = hand_out(run({}, [&](Buffer& buffer, const CallOptions& options) {
       return buffer.allocate_tensor(DType::uint8, {static_cast<std::int64_t>(bytes)}, options.stream);
-    });
-    return lb_storage();
+    }));
+    return lb_storage;
   }
-  /// The same tensor, or None. Tensors over it keep the memory alive.
-  py::object lb_storage() { return hand_out(lb_storage_); }
+  py::object lb_storage = py::none();  ///< the same tensor. Tensors over it keep the memory alive
 
   // Low-latency calls.
 
   /// (rows or (rows, scales), recv_count, handle, event, hook): see deep_ep/buffer.py.
-  py::tuple low_latency_dispatch(LowLatencyDispatchCall& call) {
-    call.arguments.format = format_of(call);
-    keep_for_hook(call);
-    LowLatencyDispatchResult result = run(call, &Buffer::low_latency_dispatch);
-    low_latency_dispatches_.add(call.arguments.x.bytes());
+  py::tuple low_latency_dispatch(ArgumentReader& read) {
+    LowLatencyDispatchArguments arguments;
+    CallOptions options;
+    read("x", arguments.x);
+    read("topk_idx", arguments.topk_idx);
+    read("num_max_dispatch_tokens_per_rank", arguments.max_tokens);
+    read("num_experts", arguments.num_experts);
+    read("cumulative_local_expert_recv_stats", arguments.cumulative_local_expert_recv_stats);
+    read("dispatch_wait_recv_cost_stats", arguments.wait_recv_cost_stats);
+    const bool use_fp8 = read.get<bool>("use_fp8");
+    const bool round_scale = read.get<bool>("round_scale");
+    const bool use_ue8m0 = read.get<bool>("use_ue8m0");
+    read("async_finish", options.async_finish);
+    read("return_recv_hook", arguments.return_recv_hook);
+    read("arrival_counters", arguments.arrival_counters);
+    read("arrival_rows", arguments.arrival_rows);
+    const bool use_nvfp4 = read.get<bool>("use_nvfp4");
+    read("x_global_scale", arguments.x_global_scale);
+    const bool align_fp8_quantization = read.get<bool>("align_fp8_quantization");
+    arguments.format = format_of(use_fp8, round_scale, use_ue8m0, use_nvfp4, align_fp8_quantization);
+    if (arguments.return_recv_hook) arguments.owner = keep(read.given());  // for the part that waits for the hook
+    LowLatencyDispatchResult result = run(options, arguments, &Buffer::low_latency_dispatch);
+    low_latency_dispatches_.add(arguments.x.bytes());
     py::object rows = hand_out(result.recv_x);
     if (result.recv_x_scales) rows = py::make_tuple(rows, hand_out(*result.recv_x_scales));
-    const py::object event = event_object(call.options, result.event, {&result.handle.src_info});
+    const py::object event = event_object(options, result.event, {&result.handle.src_info});
     return py::make_tuple(std::move(rows), hand_out(result.recv_count), handles_.hand_out(std::move(result.handle)),
                           event, hook_object(std::move(result.hook)));
   }
 
   /// (combined_x, event, hook)
-  py::tuple low_latency_combine(LowLatencyCombineCall& call) {
-    const auto [keeper, dispatched] = handles_.find(call.handle);
-    if (call.zero_copy) {
-      if (call.arguments.use_logfmt) {
+  py::tuple low_latency_combine(ArgumentReader& read) {
+    LowLatencyCombineArguments arguments;
+    LowLatencyOverlap overlap;
+    CallOptions options;
+    read("x", arguments.x);
+    read("topk_idx", arguments.topk_idx);
+    read("topk_weights", arguments.topk_weights);
+    const auto handle = read.get<py::tuple>("handle");
+    read("use_logfmt", arguments.use_logfmt);
+    const bool zero_copy = read.get<bool>("zero_copy");
+    const auto out = read.get<std::optional<TensorArgument>>("out");
+    read("combine_wait_recv_cost_stats", arguments.wait_recv_cost_stats);
+    read("async_finish", options.async_finish);
+    read("return_recv_hook", arguments.return_recv_hook);
+    const bool overlaps = read.get<bool>("overlaps");
+    read("signals", overlap.signals);
+    read("signal_rows", overlap.signal_rows);
+    read("expected", overlap.expected);
+    read("num_sms", overlap.num_sms);
+    const auto [kept, dispatched] = handles_.find(handle);
+    arguments.handle = &dispatched;
+    if (zero_copy) {
+      if (arguments.use_logfmt) {
         throw InvalidArgument("zero_copy and use_logfmt are both true, allowed: at most one of them");
       }
       // A larger buffer may have taken its place since.
-      const std::optional<TensorView>& lent = keeper->combine_buffer;
+      const std::optional<TensorView>& lent = kept->combine_buffer;
       const bool fits = lent && lent->size(2) == dispatched.hidden;
       const TensorView rows = fits ? *lent : alive().low_latency_combine_buffer(dispatched);
-      check_zero_copy(call.arguments.x, rows);
+      check_zero_copy(arguments.x, rows);
       // A combine buffer that came has the rows, even if a larger one has taken its place since.
-      if (!combine_buffers_.contains(call.arguments.x.data)) call.arguments.x = rows;
+      if (!combine_buffers_.contains(arguments.x.data)) arguments.x = rows;
     }
-    call.arguments.handle = &dispatched;
-    keep_for_hook(call);
-    if (call.out) call.arguments.out = call.out->view;
-    if (call.overlaps) call.arguments.overlap = call.overlap;
-    LowLatencyCombineResult result = run(call, &Buffer::low_latency_combine);
+    if (arguments.return_recv_hook) arguments.owner = keep(read.given());  // for the part that waits for the hook
+    if (out) arguments.out = out->view;
+    if (overlaps) arguments.overlap = overlap;
+    LowLatencyCombineResult result = run(options, arguments, &Buffer::low_latency_combine);
     low_latency_combines_.add(result.combined_x.view().bytes());
-    return py::make_tuple(call.out ? call.out->object : hand_out(result.combined_x),
-                          event_object(call.options, result.event), hook_object(std::move(result.hook)));
+    return py::make_tuple(out ? out->object : hand_out(result.combined_x), event_object(options, result.event),
+                          hook_object(std::move(result.hook)));
   }
 
   /// A tensor over the memory that combine reads with zero_copy.
   py::object low_latency_combine_buffer(const py::tuple& handle) {
-    const auto [keeper, dispatched] = handles_.find(handle);
+    const auto [kept, dispatched] = handles_.find(handle);
     const TensorView rows = alive().low_latency_combine_buffer(dispatched);
     combine_buffers_.insert(rows.data);
-    keeper->combine_buffer = rows;
-    return lend(rows);
+    kept->combine_buffer = rows;
+    return hand_out(Tensor::borrow(rows));  // its memory ends with the buffer
   }
   void low_latency_query_mask(py::handle mask_status) {
     const TensorView status = Framework::instance().borrow(mask_status, "mask_status").view;
@@ -483,7 +498,7 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   /// A uint8 tensor over memory of this rank that ends with the buffer.
   template <TensorView (Buffer::*memory)() const>
   py::object lent() {
-    return lend((alive().*memory)());
+    return hand_out(Tensor::borrow((alive().*memory)()));
   }
 
   /// Collective.
@@ -505,9 +520,32 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   };
 
   bool on_cpu() const { return device_.kind == Device::Kind::cpu; }
-  DispatchHandle borrow_handle(const py::tuple& handle) const {
-    return bindings::borrow_handle(handle, device_, num_nodes_ > 1);
+
+  // The handle of a dispatch as Python sees it, a tuple of seven. Upstream's tests read elements 0 and -4: where the
+  // rows of each source end, on all ranks of a node and, between nodes, on this one. Element 1 is the library's handle,
+  // and element 2 is a tensor that may be PyTorch's, so that PyTorch is told of the streams that use it.
+
+  py::tuple hand_out_handle(const DispatchHandle& handle) const {
+    const Tensor& matrix = handle.rank_prefix_matrix;
+    Tensor ends;
+    if (handle.node_row.defined()) {
+      TensorView column = matrix.view();
+      column.dims = 1;
+      column.data = matrix.as<std::int32_t>() + rank_ % matrix.size(1);
+      ends = Tensor(column, matrix.storage());
+    }
+    // The last one has memory of its own: a stream that it was used on counts when it goes.
+    return py::make_tuple(hand_out(matrix), handle, hand_out(handle.recv_src_idx), hand_out(ends), py::none(),
+                          py::none(), hand_out(handle.relay_rows));
   }
+  static const DispatchHandle& in_handle(const py::tuple& handle) {
+    check_length(handle, 7, "dispatch");
+    const py::object element = handle[1];
+    if (py::isinstance<DispatchHandle>(element)) return element.cast<const DispatchHandle&>();
+    throw InvalidArgument(
+        fmt::format("handle[1] is of type {}, expected what dispatch returned", Py_TYPE(element.ptr())->tp_name));
+  }
+
   py::tuple hand_out_combined(const CombineResult& result, const CallOptions& options) {
     combines_.add(result.combined_x.view().bytes());
     return py::make_tuple(hand_out(result.combined_x), hand_out(result.combined_topk_weights),
@@ -518,15 +556,6 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
                           std::initializer_list<const Tensor*> kept = {}) const {
     if (!options.async_finish) return py::none();
     return py::cast(Event(executor_, std::move(event), kept));
-  }
-  /// A receive part that waits for its hook keeps the arguments of its call.
-  template <class Call>
-  void keep_for_hook(Call& call) const {
-    if (!call.arguments.return_recv_hook) return;
-    const auto let_go = [leftovers = leftovers_](void* object) {
-      Leftovers::add(leftovers, static_cast<PyObject*>(object));
-    };
-    call.arguments.owner = {static_cast<void*>(py::object(call.given).release().ptr()), let_go};
   }
   /// None without `receive`.
   py::object hook_object(std::function<void()> receive) {
@@ -544,37 +573,37 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
       // The check that follows ends the call.
     }
     buffer.check();
-    leftovers_->clear();
+    const py::gil_scoped_acquire gil;
+    let_go_of_leftovers();
   }
-  /// A tensor of memory that ends with the buffer.
-  static py::object lend(const TensorView& view) { return hand_out(Tensor::borrow(view)); }
+  void let_go_of_leftovers() { const auto ended = std::exchange(leftovers_, {}); }
 
   void end(bool with_peers) {
     // Under the GIL: no other thread, as one that asks for metrics, finds the buffer that ends.
-    std::shared_ptr<Buffer> found = std::exchange(buffer_, nullptr);
-    std::optional<Tensor> storage = std::exchange(lb_storage_, std::nullopt);
-    const py::gil_scoped_release released;
-    std::shared_ptr<Buffer> ending = std::move(found);
+    std::shared_ptr<Buffer> ending = std::exchange(buffer_, nullptr);
+    py::object storage = std::exchange(lb_storage, py::none());
     try {
+      const py::gil_scoped_release released;
       if (with_peers) ending->destroy();
+      ending.reset();
     } catch (...) {
       if (!ending->destroyed()) {  // another call uses it
-        const py::gil_scoped_acquire acquired;
         buffer_ = std::move(ending);
-        lb_storage_ = std::move(storage);
+        lb_storage = std::move(storage);
       }
+      const py::gil_scoped_release released;
+      ending.reset();
       throw;
     }
-    storage.reset();
-    if (leftovers_ != nullptr) leftovers_->clear();
+    let_go_of_leftovers();
   }
 
   Device device_;
   std::shared_ptr<Executor> executor_;
-  std::shared_ptr<Leftovers> leftovers_;  ///< on the CPU
+  /// On the CPU, of calls whose work has not ended, with the GIL.
+  std::vector<py::object> leftovers_;
   std::shared_ptr<Buffer> buffer_;
   int rank_ = 0, num_nodes_ = 1;
-  std::optional<Tensor> lb_storage_;
   LowLatencyHandles handles_;
   std::set<const void*> combine_buffers_;  ///< that came to the program
   CallCount dispatches_{"dispatch"}, combines_{"combine"};
@@ -585,25 +614,21 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
 
 using BufferClass = py::class_<NativeBuffer, std::shared_ptr<NativeBuffer>>;
 
-/// A method whose arguments `list(with, call)` names.
-template <class Result, class Call, class List>
-void define_call(BufferClass& buffer, const char* name, const char* returns, Result (NativeBuffer::*method)(Call&),
-                 const List& list) {
-  buffer.def(
-      name,
-      [name, method, list](NativeBuffer& self, const py::args& given) {
-        Call call;
-        call.given = given;
-        ArgumentReader::read_all(name, given, list, call);
-        return (self.*method)(call);
-      },
-      SignatureWriter::write<Call>(name, returns, list).c_str());
+/// A method that reads its arguments itself.
+template <class Result>
+void define_call(BufferClass& buffer, const char* name, Result (NativeBuffer::*method)(ArgumentReader&)) {
+  buffer.def(name, [name, method](NativeBuffer& self, const py::args& given) {
+    ArgumentReader read(name, given);
+    Result result = (self.*method)(read);
+    read.end();
+    return result;
+  });
 }
 
 /// A method of the library that may take its time; its last parameter may be the current stream.
 template <auto method, class... Parameters>
-void define(BufferClass& buffer, const char* name, const char* signature) {
-  const auto call = [](NativeBuffer& self, const Parameters&... given) {
+void define(BufferClass& buffer, const char* name) {
+  buffer.def(name, [](NativeBuffer& self, const Parameters&... given) {
     self.run({}, [&](Buffer& alive, [[maybe_unused]] const CallOptions& options) {
       if constexpr (std::is_invocable_v<decltype(method), Buffer&, Parameters..., StreamHandle>) {
         (alive.*method)(given..., options.stream);
@@ -611,209 +636,50 @@ void define(BufferClass& buffer, const char* name, const char* signature) {
         (alive.*method)(given...);
       }
     });
-  };
-  buffer.def(name, call, signature);
+  });
 }
 
 }  // namespace
 
 void define_buffer(py::module_& module) {
+  py::class_<DispatchHandle>(module, "Route", "Where the rows of a dispatch went.");
   BufferClass buffer(module, "Buffer", "What deep_ep.Buffer is made of.");
-  const auto setup_list = [](auto& with, BufferSetup& setup) {
-    with("bootstrap", setup.bootstrap);
-    with("device", setup.device);
-    with("memory", setup.options.heap_bytes);
-    with("window_bytes", setup.options.window_bytes);
-    with("memory_between_nodes", setup.options.internode.heap_bytes);
-    with("window_bytes_between_nodes", setup.options.internode.window_bytes);
-    with("comm_stream", setup.comm_stream);
-    with("low_latency_bytes", setup.options.low_latency.bytes);
-    with("low_latency_masking", setup.options.low_latency.masking);
-    with("allow_nvlink_for_low_latency", setup.options.low_latency.allow_nvlink);
-    with("timeout_s", setup.options.timeout_s);
-    with("num_qps_per_rank", setup.options.internode.num_qps_per_rank);
-    with("results", setup.results);
-  };
-  buffer.def(py::init([setup_list](const py::args& given) {
-               BufferSetup setup;
-               ArgumentReader::read_all("Buffer", given, setup_list, setup);
-               return std::make_shared<NativeBuffer>(setup);
-             }),
-             SignatureWriter::write<BufferSetup>("__init__", "None", setup_list).c_str());
-  buffer.def("num_nodes", &NativeBuffer::num_nodes, "num_nodes(self, /) -> int");
-  buffer.def("describe", &NativeBuffer::describe, "describe(self, /) -> str");
-  buffer.def("metrics", &NativeBuffer::metrics, "metrics(self, /) -> Dict[str, Any]");
+  buffer.def(py::init([](const py::args& given) {
+    ArgumentReader read("Buffer", given);
+    auto made = std::make_shared<NativeBuffer>(read);
+    read.end();
+    return made;
+  }));
+  buffer.def("num_nodes", &NativeBuffer::num_nodes);
+  buffer.def("describe", &NativeBuffer::describe);
+  buffer.def("metrics", &NativeBuffer::metrics);
+  define_call(buffer, "get_dispatch_layout", &NativeBuffer::get_dispatch_layout);
+  define_call(buffer, "dispatch", &NativeBuffer::dispatch);
+  define_call(buffer, "combine", &NativeBuffer::combine);
+  define_call(buffer, "dispatch_elastic", &NativeBuffer::dispatch_elastic);
+  define_call(buffer, "combine_elastic", &NativeBuffer::combine_elastic);
+  buffer.def("barrier", &NativeBuffer::barrier);
+  buffer.def("allocate_lb_storage", &NativeBuffer::allocate_lb_storage);
+  buffer.def_readonly("lb_storage", &NativeBuffer::lb_storage);
+  define_call(buffer, "prefetch_weights", &NativeBuffer::prefetch_weights);
+  define_call(buffer, "reduce_grads", &NativeBuffer::reduce_grads);
+  buffer.def("local_memory", &NativeBuffer::lent<&Buffer::local_memory>);
+  define<&Buffer::check, bool>(buffer, "check");
+  define<&Buffer::suspend>(buffer, "suspend");
+  define<&Buffer::resume>(buffer, "resume");
+  buffer.def("destroy", &NativeBuffer::destroy);
+  buffer.def("drop", &NativeBuffer::drop);
 
-  const auto list_order = [](auto& with, auto& call) {
-    with("previous_event", call.options.previous_event);
-    with("async_finish", call.options.async_finish);
-  };
-  const auto list_elastic_order = [](auto& with, auto& call) {
-    with("previous_event", call.options.previous_event);
-    with("previous_event_before_epilogue", call.options.also_after);
-    with("async_finish", call.options.async_finish);
-  };
-  define_call(buffer, "get_dispatch_layout",
-              "Tuple[torch.Tensor, Optional[torch.Tensor], torch.Tensor, torch.Tensor, Optional[EventHandle]]",
-              &NativeBuffer::get_dispatch_layout, [=](auto& with, Call<Selections>& call) {
-                with("topk_idx", call.arguments.topk_idx);
-                with("num_experts", call.arguments.num_experts);
-                list_order(with, call);
-              });
-  // With a handle the six that follow say nothing.
-  define_call(buffer, "dispatch",
-              "Tuple[Any, Optional[torch.Tensor], Optional[torch.Tensor], Optional[List[int]], "
-              "Optional[Tuple[torch.Tensor, ...]], Optional[EventHandle]]",
-              &NativeBuffer::dispatch, [=](auto& with, DispatchCall& call) {
-                DispatchArguments& arguments = call.arguments;
-                with("x", call.x);
-                with("handle", call.handle);
-                with("is_token_in_rank", or_none(arguments.is_token_in_rank));
-                with("num_tokens_per_expert", or_none(arguments.num_tokens_per_expert));
-                with("topk_idx", arguments.topk_idx);
-                with("topk_weights", arguments.topk_weights);
-                with("expert_alignment", arguments.expert_alignment);
-                with("num_worst_tokens", arguments.num_worst_tokens);
-                with("num_sms", arguments.config.num_sms);
-                list_order(with, call);
-              });
-  define_call(buffer, "combine", "Tuple[torch.Tensor, Optional[torch.Tensor], Optional[EventHandle]]",
-              &NativeBuffer::combine, [=](auto& with, CombineCall& call) {
-                CombineArguments& arguments = call.arguments;
-                with("x", arguments.x);
-                with("handle", call.handle);
-                with("topk_weights", arguments.topk_weights);
-                with("bias", Biases{arguments.bias_0, arguments.bias_1});
-                with("num_sms", arguments.config.num_sms);
-                list_order(with, call);
-              });
-  // With a route, the five that follow it are of the earlier dispatch, and some of what comes then says nothing.
-  define_call(buffer, "dispatch_elastic",
-              "Tuple[Any, Optional[torch.Tensor], Optional[torch.Tensor], List[int], int, Any, Optional[EventHandle]]",
-              &NativeBuffer::dispatch_elastic, [=](auto& with, ElasticDispatchCall& call) {
-                ElasticDispatchArguments& arguments = call.arguments;
-                with("x", call.x);
-                with("route", call.route);
-                with("metadata", or_none(call.earlier.metadata));
-                with("source_ends", or_none(call.earlier.source_ends));
-                with("local", or_none(call.earlier.local_topk_idx));
-                with("expert_ends", or_none(call.earlier.expert_ends));
-                with("num_expanded", call.earlier.num_expanded);
-                with("topk_idx", or_none(arguments.topk_idx));
-                with("topk_weights", arguments.topk_weights);
-                with("cumulative_local_expert_recv_stats", arguments.stats);
-                with("num_experts", arguments.num_experts);
-                with("num_max_tokens_per_rank", arguments.max_tokens);
-                with("expert_alignment", arguments.expert_alignment);
-                with("exact", arguments.exact);
-                with("expand", arguments.expand);
-                with("zero_padding", arguments.zero_padding);
-                with("column_major_scales", arguments.column_major_scales);
-                with("copy_selections", arguments.copy_selections);
-                with("num_sms", arguments.config.num_sms);
-                list_elastic_order(with, call);
-              });
-  define_call(buffer, "combine_elastic", "Tuple[Any, ...]", &NativeBuffer::combine_elastic,
-              [=](auto& with, ElasticCombineCall& call) {
-                ElasticCombineArguments& arguments = call.arguments;
-                with("deferred", call.deferred);
-                with("x", arguments.x);
-                with("metadata", arguments.metadata);
-                with("source_ends", arguments.source_ends);
-                with("topk_idx", arguments.topk_idx);
-                with("rows_at_owners", arguments.rows_at_owners);
-                with("num_experts", arguments.num_experts);
-                with("num_max_tokens_per_rank", arguments.max_tokens);
-                with("expanded", arguments.expanded);
-                with("each_selection", arguments.each_selection);
-                with("topk_weights", arguments.topk_weights);
-                with("bias", Biases{arguments.bias_0, arguments.bias_1});
-                with("num_sms", arguments.config.num_sms);
-                list_elastic_order(with, call);
-              });
-  buffer.def("barrier", &NativeBuffer::barrier, "barrier(self, async_finish: bool, /) -> Any");
-  buffer.def("allocate_lb_storage", &NativeBuffer::allocate_lb_storage,
-             "allocate_lb_storage(self, bytes: int, /) -> Any");
-  buffer.def_property_readonly("lb_storage", &NativeBuffer::lb_storage);
-  define_call(buffer, "prefetch_weights", "Optional[EventHandle]",
-              &NativeBuffer::event_of<&Buffer::prefetch_weights, WeightPrefetch>,
-              [=](auto& with, Call<WeightPrefetch>& call) {
-                with("redundant_expert_weights", call.arguments.redundant_expert_weights);
-                with("expert_weights", call.arguments.expert_weights);
-                with("redundancy_mapping", call.arguments.redundancy_mapping);
-                with("num_sms", call.arguments.num_sms);
-                list_order(with, call);
-              });
-  define_call(buffer, "reduce_grads", "Optional[EventHandle]",
-              &NativeBuffer::event_of<&Buffer::reduce_grads, GradReduction>,
-              [=](auto& with, Call<GradReduction>& call) {
-                with("redundant_expert_grads", call.arguments.redundant_expert_grads);
-                with("expert_grads", call.arguments.expert_grads);
-                with("redundancy_mapping", call.arguments.redundancy_mapping);
-                with("num_sms", call.arguments.num_sms);
-                list_order(with, call);
-              });
-  buffer.def("local_memory", &NativeBuffer::lent<&Buffer::local_memory>, "local_memory(self, /) -> Any");
-  define<&Buffer::check, bool>(buffer, "check", "check(self, wait: bool, /) -> None");
-  define<&Buffer::suspend>(buffer, "suspend", "suspend(self, /) -> None");
-  define<&Buffer::resume>(buffer, "resume", "resume(self, /) -> None");
-  buffer.def("destroy", &NativeBuffer::destroy, "destroy(self, /) -> None");
-  buffer.def("drop", &NativeBuffer::drop, "drop(self, /) -> None");
-
-  define_call(buffer, "low_latency_dispatch",
-              "Tuple[Union[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]], torch.Tensor, Tuple[Any, ...], "
-              "Optional[EventHandle], Optional[ReceiveHook]]",
-              &NativeBuffer::low_latency_dispatch, [](auto& with, LowLatencyDispatchCall& call) {
-                LowLatencyDispatchArguments& arguments = call.arguments;
-                with("x", arguments.x);
-                with("topk_idx", arguments.topk_idx);
-                with("num_max_dispatch_tokens_per_rank", arguments.max_tokens);
-                with("num_experts", arguments.num_experts);
-                with("cumulative_local_expert_recv_stats", arguments.cumulative_local_expert_recv_stats);
-                with("dispatch_wait_recv_cost_stats", arguments.wait_recv_cost_stats);
-                with("use_fp8", call.use_fp8);
-                with("round_scale", call.round_scale);
-                with("use_ue8m0", call.use_ue8m0);
-                with("async_finish", call.options.async_finish);
-                with("return_recv_hook", arguments.return_recv_hook);
-                with("arrival_counters", arguments.arrival_counters);
-                with("arrival_rows", arguments.arrival_rows);
-                with("use_nvfp4", call.use_nvfp4);
-                with("x_global_scale", arguments.x_global_scale);
-                with("align_fp8_quantization", call.align_fp8_quantization);
-              });
-  define_call(buffer, "low_latency_combine", "Tuple[torch.Tensor, Optional[EventHandle], Optional[ReceiveHook]]",
-              &NativeBuffer::low_latency_combine, [](auto& with, LowLatencyCombineCall& call) {
-                LowLatencyCombineArguments& arguments = call.arguments;
-                with("x", arguments.x);
-                with("topk_idx", arguments.topk_idx);
-                with("topk_weights", arguments.topk_weights);
-                with("handle", call.handle);
-                with("use_logfmt", arguments.use_logfmt);
-                with("zero_copy", call.zero_copy);
-                with("out", call.out);
-                with("combine_wait_recv_cost_stats", arguments.wait_recv_cost_stats);
-                with("async_finish", call.options.async_finish);
-                with("return_recv_hook", arguments.return_recv_hook);
-                with("overlaps", call.overlaps);
-                with("signals", call.overlap.signals);
-                with("signal_rows", call.overlap.signal_rows);
-                with("expected", call.overlap.expected);
-                with("num_sms", call.overlap.num_sms);
-              });
-  buffer.def("low_latency_combine_buffer", &NativeBuffer::low_latency_combine_buffer,
-             "low_latency_combine_buffer(self, handle: Tuple[Any, ...], /) -> Any");
-  buffer.def("low_latency_memory", &NativeBuffer::lent<&Buffer::low_latency_memory>,
-             "low_latency_memory(self, /) -> Any");
-  define<&Buffer::low_latency_clean>(buffer, "low_latency_clean", "low_latency_clean(self, /) -> None");
-  define<&Buffer::low_latency_update_mask, int, bool>(
-      buffer, "low_latency_update_mask", "low_latency_update_mask(self, rank: int, masked: bool, /) -> None");
-  buffer.def("low_latency_query_mask", &NativeBuffer::low_latency_query_mask,
-             "low_latency_query_mask(self, mask_status: torch.Tensor, /) -> None");
-  define<&Buffer::low_latency_clear_mask>(buffer, "low_latency_clear_mask", "low_latency_clear_mask(self, /) -> None");
-  define<&Buffer::low_latency_resume>(buffer, "low_latency_resume", "low_latency_resume(self, /) -> None");
-  define<&Buffer::replace_ranks, std::shared_ptr<Bootstrap>, std::vector<int>>(
-      buffer, "replace_ranks", "replace_ranks(self, group: Bootstrap, ranks: Sequence[int], /) -> None");
+  define_call(buffer, "low_latency_dispatch", &NativeBuffer::low_latency_dispatch);
+  define_call(buffer, "low_latency_combine", &NativeBuffer::low_latency_combine);
+  buffer.def("low_latency_combine_buffer", &NativeBuffer::low_latency_combine_buffer);
+  buffer.def("low_latency_memory", &NativeBuffer::lent<&Buffer::low_latency_memory>);
+  define<&Buffer::low_latency_clean>(buffer, "low_latency_clean");
+  define<&Buffer::low_latency_update_mask, int, bool>(buffer, "low_latency_update_mask");
+  buffer.def("low_latency_query_mask", &NativeBuffer::low_latency_query_mask);
+  define<&Buffer::low_latency_clear_mask>(buffer, "low_latency_clear_mask");
+  define<&Buffer::low_latency_resume>(buffer, "low_latency_resume");
+  define<&Buffer::replace_ranks, std::shared_ptr<Bootstrap>, std::vector<int>>(buffer, "replace_ranks");
 }
 
 }  // namespace deep_ep::bindings

@@ -19,7 +19,7 @@ from .utils.math import align
 __all__ = ["Buffer", "Config", "EventHandle", "EventOverlap"]
 
 #: Opaque but for where rows of each source end, see ``Buffer.dispatch``.
-Handle = Tuple[torch.Tensor, ...]
+Handle = Tuple[Any, ...]
 Bias = Union[None, torch.Tensor, Sequence[Optional[torch.Tensor]]]
 #: (src_info, layout_range, M, H, E)
 LowLatencyHandle = Tuple[torch.Tensor, torch.Tensor, int, int, int]
@@ -120,8 +120,6 @@ class Buffer(NativeOwner):
         if group is None and comm is None:
             raise ValueError("neither group nor comm is given: the buffer needs one of them to find its peers")
         self.group: Any = comm if group is None else group
-        self.rank: int
-        self.group_size: int
         self.rank, self.group_size = rank_and_size(self.group)
         self._store: Optional[Any] = tcp_store_group
         self._disconnected: Set[int] = set()
@@ -588,8 +586,8 @@ class Buffer(NativeOwner):
         program has asked for the memory of low-latency calls (``get_local_buffer_tensor``), that is zeroed first."""
         self._native.low_latency_clean()
 
-    # Ranks that died. Sends go to ranks that are not masked, and only those are waited for. Whom a call masks, all ranks
-    # that go on mask; what a program masks or unmasks concerns its own rank alone.
+    # Ranks that died. Sends go to ranks that are not masked, and only those are waited for. If a call masks a rank, all ranks
+    # that go on mask it; a program masks or unmasks for its own rank alone.
 
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
         """Masks a rank, or, **by default, unmasks** it; on the current stream. Needs ``enable_shrink``."""

@@ -9,7 +9,6 @@ that have an expert here, in the order of their global numbers (source rank * T 
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, Optional, Tuple
@@ -20,9 +19,11 @@ from . import _native
 from .arguments import integer
 from .buffers.elastic import ElasticBuffer, EPHandle
 from .errors import InvalidArgument, Unsupported, WrongUse
+from .utils.math import align
 
 __all__ = ["HybridEPBuffer", "HybridEpConfigInstance", "indices_to_map"]
 
+_MOST_ALIGNMENT = 1 << 20  # of rows of an expert
 _SMALLEST_CAPACITY = 512
 
 
@@ -37,15 +38,8 @@ class HybridEpConfigInstance:
     num_of_nodes: int = 1
     token_data_type: torch.dtype = torch.bfloat16
     pad_multiple: int = 0
-    #: Of a call, and private: the buffer that made it, and where its rows went.
+    #: Of a call, and private: the buffer that made it, and its handle there, whose places are those of the permuted rows.
     route: Any = field(default=None, repr=False, compare=False)
-
-
-@dataclass
-class _Route:
-    buffer: ElasticBuffer
-    handle: EPHandle  # of the rows as they travelled, once for each rank
-    places: torch.Tensor  # [rows, K] int64: where the row of a received token and selection lies; -1: there is none
 
 
 def indices_to_map(
@@ -59,6 +53,12 @@ def indices_to_map(
         return routing_map, None
     probs = torch.zeros(shape, dtype=torch.float32, device=index.device)
     return routing_map, probs.scatter_(1, index, topk_weights.to(torch.float32))
+
+
+def _dense(idx: torch.Tensor, values: Any, experts: int, dtype: torch.dtype) -> torch.Tensor:
+    """``[T, E]``: values at the experts that selections name, 0 elsewhere; -1 names none."""
+    made = torch.zeros((idx.size(0), experts + 1), dtype=dtype, device=idx.device)
+    return made.scatter_(1, torch.where(idx >= 0, idx, experts), values)[:, :-1].contiguous()
 
 
 def _selections(routing_map: torch.Tensor, most: Optional[int]) -> torch.Tensor:
@@ -117,30 +117,24 @@ class HybridEPBuffer:
         self.use_fp8: bool = False
         config = HybridEpConfigInstance(num_of_ranks_per_node=self.group_size)
         self.configurer = SimpleNamespace(buffer_config=config)
-        self._buffer: Optional[ElasticBuffer] = None
-        self._grow(hidden_dim, max_num_of_tokens_per_rank, num_local_experts)
+        self._buffer: ElasticBuffer = self._grow(hidden_dim, max_num_of_tokens_per_rank, num_local_experts)
 
     @property
     def runtime(self) -> Any:
-        return self._buffer.runtime if self._buffer is not None else None
+        return self._buffer.runtime
 
     def _grow(self, hidden: int, tokens: int, local_experts: int) -> ElasticBuffer:
         """The buffer, of at least this size. Handles keep an earlier one."""
         config = self.configurer.buffer_config
-        tokens = -(-max(integer("max_num_of_tokens_per_rank", tokens, 0), _SMALLEST_CAPACITY) // 64) * 64
-        hidden = integer("hidden_dim", hidden, 1)
-        local_experts = integer("num_local_experts", local_experts, 1)
-        fits = self._buffer is not None and tokens <= config.max_num_of_tokens_per_rank and hidden <= config.hidden_dim
-        if fits and local_experts <= config.num_of_experts_per_rank:
-            return self._buffer  # type: ignore[return-value]
-        config.hidden_dim = max(hidden, config.hidden_dim)
-        config.max_num_of_tokens_per_rank = max(tokens, config.max_num_of_tokens_per_rank)
-        config.num_of_experts_per_rank = max(local_experts, config.num_of_experts_per_rank)
-        if not fits:
-            self._buffer = ElasticBuffer(
-                self.group, num_max_tokens_per_rank=config.max_num_of_tokens_per_rank, hidden=config.hidden_dim
-            )
-        return self._buffer  # type: ignore[return-value]
+        before = config.hidden_dim, config.max_num_of_tokens_per_rank
+        tokens = align(max(integer("max_num_of_tokens_per_rank", tokens, 0), _SMALLEST_CAPACITY), 64)
+        size = max(integer("hidden_dim", hidden, 1), before[0]), max(tokens, before[1])
+        experts = max(integer("num_local_experts", local_experts, 1), config.num_of_experts_per_rank)
+        if size != before:
+            self._buffer = ElasticBuffer(self.group, hidden=size[0], num_max_tokens_per_rank=size[1])
+        config.hidden_dim, config.max_num_of_tokens_per_rank = size
+        config.num_of_experts_per_rank = experts
+        return self._buffer
 
     @torch.no_grad()
     def dispatch_with_permute(
@@ -189,14 +183,16 @@ class HybridEPBuffer:
         if handle is not None:
             if num_permuted_tokens is None:
                 raise WrongUse("num_permuted_tokens is None, allowed: a number where a handle is given")
-            route = self._route_of(handle)
+            buffer, sent = self._route_of(handle)
             budget = int(num_permuted_tokens)
-            given = _weights(probs, route.handle.topk_idx)
-            rows, _, weights, _, _ = route.buffer.dispatch(hidden, topk_weights=given, handle=route.handle)
+            rows, _, weights, _, _ = buffer.dispatch(hidden, topk_weights=_weights(probs, sent.topk_idx), handle=sent)
+            places = sent.recv_src_metadata[:, 2:]
         else:
             given_map = routing_map is not None
-            routing_map, probs = self._map_of(hidden, topk_idx, topk_weights, num_of_experts, routing_map, probs)
+            routing_map, probs = self._given_map(hidden, topk_idx, topk_weights, num_of_experts, routing_map, probs)
             step = max(1, integer("pad_multiple", pad_multiple or 0, 0))
+            if step > _MOST_ALIGNMENT:
+                raise InvalidArgument(f"pad_multiple is {step}, allowed: at most {_MOST_ALIGNMENT}")
             budget = None if num_permuted_tokens is None else int(num_permuted_tokens)
             if non_blocking and (budget is None or budget < 0 or budget % step):
                 raise WrongUse(f"num_permuted_tokens is {budget}, allowed with non_blocking: a multiple of pad_multiple, {step}")
@@ -205,35 +201,35 @@ class HybridEPBuffer:
             idx = _selections(routing_map, None if topk_idx is None or given_map else topk_idx.size(1))
             rows, local, weights, sent, _ = buffer.dispatch(
                 hidden, idx, _weights(probs, idx), num_experts=experts,
-                num_max_tokens_per_rank=max(tokens, 1), do_cpu_sync=not non_blocking, do_handle_copy=False,
+                num_max_tokens_per_rank=max(tokens, 1), expert_alignment=step, do_cpu_sync=not non_blocking, do_handle_copy=False,
             )  # fmt: skip
             counts = sent.num_unaligned_recv_tokens_per_expert.to(torch.int64)
-            padded = (counts + step - 1) // step * step
-            starts = padded.cumsum(0) - padded
-            overflow = torch.zeros(1, dtype=torch.int32, device=hidden.device)
-            if non_blocking:
-                overflow = (starts[-1:] + counts[-1:] > budget).to(torch.int32)
-                counts = torch.minimum(counts, budget - starts).clamp(min=0)
-                padded = (counts + step - 1) // step * step
-                tokens_per_expert = padded
-            else:
-                tokens_per_expert = self._on_host(padded)
-                wanted = int(tokens_per_expert.sum())
-                if budget is not None and budget < wanted:
-                    raise InvalidArgument(f"num_permuted_tokens is {budget}, allowed: {wanted} or more, which have come")
+            starts = sent.psum_num_recv_tokens_per_expert - align(counts, step)
+            received = sent.psum_num_recv_tokens_per_scaleup_rank[-1:].clone()
+            if not non_blocking:
+                host = {"device": "cpu", "pin_memory": hidden.is_cuda}
+                tokens_per_expert = torch.tensor(sent.num_recv_tokens_per_expert_list, dtype=torch.int64, **host)
+                received = torch.tensor([sent.num_recv_tokens], dtype=torch.int32, **host)
+                wanted = sent.num_expanded_tokens
                 budget = wanted if budget is None else budget
+                if budget < wanted:
+                    raise InvalidArgument(f"num_permuted_tokens is {budget}, allowed: {wanted} or more, which have come")
+            overflow = (starts[-1:] + counts[-1:] > budget).to(torch.int32)
+            counts = torch.minimum(counts, budget - starts).clamp(min=0)
+            if non_blocking:
+                tokens_per_expert = align(counts, step)
             # Received rows are in the order of global tokens.
-            named = torch.where(local >= 0, local, starts.numel())
-            here = torch.zeros((local.size(0), starts.numel() + 1), dtype=torch.bool, device=hidden.device)
-            here = here.scatter_(1, named, True)[:, :-1]
+            here = _dense(local, True, starts.numel(), torch.bool)
             places = (here.to(torch.int64).cumsum(0) - 1 + starts).gather(1, local.clamp(min=0))
-            route = _Route(buffer, sent, torch.where((local >= 0) & (places < budget), places, -1))
-            handle = self._handle_of(hidden, route, here, non_blocking, counts, overflow, step)
+            places = torch.where((local >= 0) & (places < budget), places, -1)
+            # From here on it is one of the expanded layout.
+            sent.do_expand, sent.recv_src_metadata[:, 2:] = True, places
+            handle = self._handle_of(hidden, (buffer, sent), here, received, counts, overflow, step)
         # For each permuted row, the place in ``places`` of the selection that it is of; -1: of none.
         pairs = torch.full((budget + 1,), -1, dtype=torch.int64, device=hidden.device)
-        at = torch.where((route.places >= 0) & (route.places < budget), route.places, budget).flatten()
+        at = torch.where((places >= 0) & (places < budget), places, budget).flatten().to(torch.int64)
         pairs = pairs.scatter_(0, at, torch.arange(at.numel(), device=hidden.device))[:budget]
-        permuted = _picked(rows, torch.where(pairs >= 0, pairs // route.places.size(1), -1))
+        permuted = _picked(rows, pairs // places.size(1))
         permuted_probs = None if weights is None else _picked(weights.flatten(), pairs)
         return permuted, permuted_probs, None, tokens_per_expert, handle
 
@@ -250,29 +246,22 @@ class HybridEPBuffer:
     ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
         """``[T, H]`` bfloat16: for each token the sum of its rows on each rank, in float32, rounded, then of the ranks. Of
         ``probs`` ``[P]``: float32 ``[T, E]``, each pair's value at its place, zeros elsewhere."""
-        route = self._route_of(handle)
-        # The expanded layout, whose places are those of the permuted rows.
-        expanded = copy.copy(route.handle)
-        expanded.do_expand = True
-        expanded.recv_src_metadata = route.handle.recv_src_metadata.clone()
-        expanded.recv_src_metadata[:, 2:] = route.places
-        combined, weights, _ = route.buffer.combine(hidden, expanded, probs)
+        buffer, sent = self._route_of(handle)
+        combined, weights, _ = buffer.combine(hidden, sent, probs)
         if probs is None:
             return combined, None
-        idx, experts = route.handle.topk_idx, route.handle.num_experts
-        back = torch.zeros((idx.size(0), experts + 1), dtype=torch.float32, device=idx.device)
-        return combined, back.scatter_(1, torch.where(idx >= 0, idx, experts), weights)[:, :-1].contiguous()
+        return combined, _dense(sent.topk_idx, weights, sent.num_experts, torch.float32)
 
     # ---- Parts of calls.
 
     @staticmethod
-    def _route_of(handle: Optional[Tuple[Any, ...]]) -> _Route:
+    def _route_of(handle: Optional[Tuple[Any, ...]]) -> Tuple[ElasticBuffer, EPHandle]:
         config = handle[9] if isinstance(handle, tuple) and len(handle) == 11 else None
         if not isinstance(config, HybridEpConfigInstance):
             raise InvalidArgument(f"handle is {type(handle).__name__}, allowed: the tuple of 11 that the dispatch returned")
         return config.route
 
-    def _map_of(self, hidden, topk_idx, topk_weights, num_of_experts, routing_map, probs):
+    def _given_map(self, hidden, topk_idx, topk_weights, num_of_experts, routing_map, probs):
         if routing_map is None:
             if topk_idx is None or num_of_experts is None:
                 raise InvalidArgument("routing_map is None, allowed: a map, or topk_idx and num_of_experts instead")
@@ -284,22 +273,13 @@ class HybridEPBuffer:
             )
         return routing_map, probs
 
-    @staticmethod
-    def _on_host(tensor: torch.Tensor) -> torch.Tensor:
-        if not tensor.is_cuda:
-            return tensor.clone()
-        pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        return pinned.copy_(tensor)
-
-    def _handle_of(self, hidden, route, here, non_blocking, counts, overflow, step):
+    def _handle_of(self, hidden, route, here, received, counts, overflow, step):
         """The tuple: as callers unpack it, with ``None`` in the places of what is private upstream."""
         tokens, local_experts = hidden.size(0), here.size(1)
         config = HybridEpConfigInstance(hidden.size(1), tokens, local_experts, self.group_size, 1, hidden.dtype, step, route)
-        received = route.handle.psum_num_recv_tokens_per_scaleup_rank[-1:]
-        number = received.clone() if non_blocking else self._on_host(received)
         local_map = here.new_zeros((self.group_size * tokens, local_experts))
         local_map[: here.size(0)] = here[: local_map.size(0)]
-        return None, None, None, number, local_map, None, None, counts.to(torch.int32), tokens, config, overflow
+        return None, None, None, received, local_map, None, None, counts.to(torch.int32), tokens, config, overflow
 
 
 def _picked(rows: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:

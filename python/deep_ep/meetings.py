@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 import uuid
 from typing import Any, Dict, List, Sequence
@@ -18,7 +19,8 @@ class StoreRanks:
 
     A new process publishes a token under its rank and waits for the name of the meeting, which the others make of the
     tokens of all new processes. So any number of meetings may follow each other in one store. All-gathers of a meeting are
-    keys with its name, a number and the rank; a rank removes its key of one when it has all keys of the next."""
+    keys with its name, a number and the rank; a rank removes its key of one, and first its token, when it has all keys of the
+    next: all have read it then."""
 
     def __init__(self, store: Any, rank: int, size: int, replaced: Sequence[int] = ()) -> None:
         """Without ``replaced``: of a new process, which waits until the others replace its rank. With it: of the others, which wait
@@ -27,8 +29,9 @@ class StoreRanks:
             raise TypeError(f"store is of type {type_name(store)}, expected a torch.distributed.Store")
         self._store, self._rank, self._size = dist.PrefixStore("deep_ep", store), rank, size
         self._timeout_s: float = _native.default_timeout_s()
-        self._round = 0
+        self._rounds = itertools.count()
         self._joins: Dict[str, bytes] = {}  # keys of new processes, with their tokens
+        self._read = f"read/{rank}"  # there is none
         if replaced:
             joins = {f"join/{one}": f"a new process for rank {one}" for one in sorted(replaced)}
             self._joins = dict(zip(joins, self._await(joins)))
@@ -38,8 +41,9 @@ class StoreRanks:
                 self._store.set(f"meet/{token}", self._name)  # all write the same
         else:
             mine = uuid.uuid4().hex
-            self._joins = {f"join/{rank}": mine.encode()}
-            self._store.set(f"join/{rank}", mine)
+            self._read = f"join/{rank}"
+            self._joins = {self._read: mine.encode()}
+            self._store.set(self._read, mine)
             self._name = self._await({f"meet/{mine}": "the other ranks to replace it"})[0].decode()
 
     def Get_rank(self) -> int:
@@ -49,22 +53,17 @@ class StoreRanks:
         return self._size
 
     def allgather(self, mine: bytes) -> List[bytes]:
-        number, self._round = self._round, self._round + 1
-        own = self._key(number, self._rank)
-        self._store.set(own, mine)
+        number = next(self._rounds)
+        keys = [f"{self._name}/{number}/{rank}" for rank in range(self._size)]
+        self._store.set(keys[self._rank], mine)
         try:
-            gathered = self._await({self._key(number, rank): f"rank {rank}" for rank in range(self._size)})
-        except BaseException:
-            self._store.delete_key(own)
+            gathered = self._await({key: f"rank {rank}" for rank, key in enumerate(keys)})
+        except BaseException:  # a rank that comes later must not find this one's part
+            self._store.delete_key(keys[self._rank])
             raise
-        # All have come since, so none looks there any more.
-        done = self._key(number - 1, self._rank) if number else f"join/{self._rank}"
-        if number or done in self._joins:
-            self._store.delete_key(done)
+        self._store.delete_key(self._read)
+        self._read = keys[self._rank]
         return gathered
-
-    def _key(self, number: int, rank: int) -> str:
-        return f"{self._name}/{number}/{rank}"
 
     def _await(self, keys: Dict[str, str]) -> List[bytes]:
         """The values of keys, with what each stands for. If one does not come, no later meeting is taken for this one."""

@@ -10,9 +10,11 @@ them. A handle is a tensor on the CPU with an integer key; what the key stands f
 
 from __future__ import annotations
 
+import functools
 import itertools
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Tuple, Union
+from dataclasses import dataclass
+from typing import Any, Callable, List, Optional, Tuple, Union
 
 import torch
 
@@ -30,7 +32,7 @@ _KEY_BYTES = 8
 _numbers = itertools.count(1)
 _buffers: "weakref.WeakValueDictionary[int, AnyBuffer]" = weakref.WeakValueDictionary()
 _states: "weakref.WeakKeyDictionary[AnyBuffer, torch.Tensor]" = weakref.WeakKeyDictionary()
-_sent: Dict[int, "_Sent"] = {}
+_sent: "weakref.WeakValueDictionary[int, _Sent]" = weakref.WeakValueDictionary()
 
 
 def state_of(buffer: AnyBuffer) -> torch.Tensor:
@@ -79,32 +81,33 @@ def combine(state: torch.Tensor, rows: torch.Tensor, handle: torch.Tensor) -> to
     return torch.ops.deep_ep.combine(state, rows, None, handle)
 
 
+@dataclass(eq=False)
 class _Sent:
     """Of a dispatch: the handle of the buffer, its other results until they are received, and weights that came back."""
 
-    def __init__(self, handle: Any, received: List[Optional[torch.Tensor]]) -> None:
-        self.handle, self.received = handle, received
-        self.combined_weights: Optional[torch.Tensor] = None
+    handle: Any
+    received: List[Optional[torch.Tensor]]
+    combined_weights: Optional[torch.Tensor] = None
 
 
 class _Key(bytearray):
-    """Memory of a handle's tensor, which refers to it."""
+    """Memory of a handle's tensor, which refers to it. It refers to the dispatch."""
 
 
 def _new_handle(sent: "_Sent", tokens: int, topk: int) -> torch.Tensor:
     """``[T + 8, K]`` bytes: by its shape fake kernels know T and K."""
     number = next(_numbers)
     memory = _Key(number.to_bytes(_KEY_BYTES, "little").ljust((tokens + _KEY_BYTES) * topk, b"\0"))
-    _sent[number] = sent
-    weakref.finalize(memory, _sent.pop, number, None).atexit = False
+    _sent[number] = memory.sent = sent
     return torch.frombuffer(memory, dtype=torch.uint8).view(tokens + _KEY_BYTES, topk)
 
 
 def _sent_by(handle: torch.Tensor) -> "_Sent":
     number = int.from_bytes(bytes(handle.flatten()[:_KEY_BYTES].tolist()), "little")
-    if number not in _sent:
+    sent = _sent.get(number)
+    if sent is None:
         raise InvalidArgument(f"handle has the key {number}, allowed: the tensor that dispatch returned, not a copy of it")
-    return _sent[number]
+    return sent
 
 
 def _begin(state: torch.Tensor) -> AnyBuffer:
@@ -214,35 +217,26 @@ def _send(state, x, topk_idx, topk_weights, num_experts, expert_alignment, do_ex
     return _new_handle(_Sent(handle, [rows, idx, weights, counts]), *topk_idx.shape)
 
 
-def _receive_part(part):
-    """A kernel that hands out one of the results, which the program alone has from here on."""
-
-    def receive(first, like, handle, *_):
-        received = _sent_by(handle).received
-        result, received[part] = received[part], None
-        if result is None:
-            raise InvalidArgument("handle is one whose rows were received already, allowed: a dispatch's, once")
-        return result
-
-    return receive
+def _receive(part, first, like, handle, *_):
+    """Hands out one of the results, which the program alone has from here on."""
+    received = _sent_by(handle).received
+    result, received[part] = received[part], None
+    if result is None:
+        raise InvalidArgument("handle is one whose rows were received already, allowed: a dispatch's, once")
+    return result
 
 
-_operator(
-    "receive_rows(Tensor state, Tensor x, Tensor handle) -> Tensor",
-    lambda state, x, handle: x.new_empty((torch.library.get_ctx().new_dynamic_size(), x.size(1))),
-)(_receive_part(0))
-_operator(
-    "receive_idx(Tensor rows, Tensor topk_idx, Tensor handle, bool do_expand) -> Tensor",
-    lambda rows, idx, handle, do_expand: idx.new_empty((0 if do_expand else rows.size(0), idx.size(1))),
-)(_receive_part(1))
-_operator(
-    "receive_weights(Tensor rows, Tensor topk_weights, Tensor handle, bool do_expand) -> Tensor",
-    lambda rows, weights, handle, do_expand: weights.new_empty((rows.size(0), weights.size(1))[: 1 if do_expand else 2]),
-)(_receive_part(2))
-_operator(
-    "receive_counts(Tensor state, Tensor x, Tensor handle, SymInt num_experts) -> Tensor",
-    lambda state, x, handle, num_experts: x.new_empty((num_experts // state.size(1),), dtype=torch.int32),
-)(_receive_part(3))
+for _part, (_schema, _shape) in enumerate((
+    ("receive_rows(Tensor state, Tensor x, Tensor handle) -> Tensor",
+     lambda state, x, handle: x.new_empty((torch.library.get_ctx().new_dynamic_size(), x.size(1)))),
+    ("receive_idx(Tensor rows, Tensor topk_idx, Tensor handle, bool do_expand) -> Tensor",
+     lambda rows, idx, handle, do_expand: idx.new_empty((0 if do_expand else rows.size(0), idx.size(1)))),
+    ("receive_weights(Tensor rows, Tensor topk_weights, Tensor handle, bool do_expand) -> Tensor",
+     lambda rows, weights, handle, do_expand: weights.new_empty((rows.size(0), weights.size(1))[: 1 if do_expand else 2])),
+    ("receive_counts(Tensor state, Tensor x, Tensor handle, SymInt num_experts) -> Tensor",
+     lambda state, x, handle, num_experts: x.new_empty((num_experts // state.size(1),), dtype=torch.int32)),
+)):  # fmt: skip
+    _operator(_schema, _shape)(functools.partial(_receive, _part))
 
 
 @_operator(

@@ -20,9 +20,8 @@ from .results import Results
 from .utils.event import EventHandle, EventOverlap
 from .utils.nvlink import check_nvlink_connections
 
-# The native buffers of this process in the order in which they were made.
+# The native buffers of this process in the order in which they were made, by their addresses.
 _made: "weakref.WeakValueDictionary[int, _native.Buffer]" = weakref.WeakValueDictionary()
-_numbers = itertools.count()
 
 
 class NativeOwner:
@@ -66,7 +65,7 @@ class NativeOwner:
             bootstrap, ordinal, memory, window_bytes, *between_nodes, handle, *low_latency, timeout_s, num_qps_per_rank,
             Results(device, stream),
         )  # fmt: skip
-        _made[next(_numbers)] = native
+        _made[id(native)] = native
         self.runtime = self._native = native = with_ranges(native)
         # Also runs at interpreter exit, while everything it needs is still there.
         end = _let_go, native, rank_and_size(self.group)[0], type(self).__name__, self.explicitly_destroy, os.getpid()
@@ -118,12 +117,12 @@ class NativeOwner:
         return self._comm_stream
 
     def _event(self, event: Optional[EventHandle], *inputs: Any) -> EventOverlap:
-        """Of a call with these inputs (tensors, tuples of such, ``None``), whose memory is not reused before the communication
+        """Of a call with these inputs (tensors, tuples of such, others), whose memory is not reused before the communication
         stream has read them."""
         if event is None or self._comm_stream is None:
             return EventOverlap(event)
         each_input = itertools.chain.from_iterable(given if isinstance(given, (tuple, list)) else (given,) for given in inputs)
-        given = [tensor for tensor in each_input if tensor is not None and tensor.is_cuda]
+        given = [tensor for tensor in each_input if isinstance(tensor, torch.Tensor) and tensor.is_cuda]
         if self._events_may_keep and _native.environment_text("EP_AVOID_RECORD_STREAM") == "1":
             return EventOverlap(event, given)
         for tensor in given:

@@ -93,14 +93,13 @@ class Results:
         self._last = of_stream
         return self._recorded(made, on_communication, used_by_other)
 
-    def is_in_heap(self) -> None:
-        """The tensors that ``make_in_heap`` returned last lie in the heap."""
-        self._last.missed = 0
-
-    def is_elsewhere(self) -> None:
-        """The tensors that ``make_in_heap`` returned last do not lie in the heap: the program has another pool in use, or
-        PyTorch's allocator is set to do without ours."""
-        self._last.miss()
+    def placed(self, in_heap: bool) -> None:
+        """Where the tensors lie that ``make_in_heap`` returned last: outside of the heap if the program has another pool in use,
+        or PyTorch's allocator is set to do without ours."""
+        if in_heap:
+            self._last.missed = 0
+        else:
+            self._last.miss()
 
     def _on(self, communication: bool) -> ContextManager[Any]:
         return torch.cuda.stream(self._communication) if communication else contextlib.nullcontext()

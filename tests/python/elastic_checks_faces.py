@@ -42,6 +42,23 @@ def hybrid_ep_there_and_back(ranks):
 
 
 @check(alone=False)
+def low_latency_forms(ranks):
+    """Each form of rows, bit for bit; the divisions of a GPU must round as those of the CPU."""
+    import low_latency_calls as calls
+
+    torch.set_default_device(ranks.device)
+    try:
+        for hidden in (512, 7168):
+            buffer = calls.make_buffer(ranks.group, hidden, experts=4 * ranks.size)
+            case = calls.ll_case([calls.M - rank % 3 for rank in range(ranks.size)], hidden)
+            calls.check_round_trip(buffer, case, {"use_fp8": False})
+            for form in calls.FORMS[1:]:
+                calls.check_round_trip(buffer, case, {"use_fp8": True, **form})
+    finally:
+        torch.set_default_device("cpu")
+
+
+@check(alone=False)
 def combine_beside_its_gemm(ranks):
     """The stream of the GEMM begins to write x when combine has been waiting for 50 ms."""
     import low_latency_calls as calls

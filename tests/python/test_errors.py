@@ -108,7 +108,7 @@ def test_wrong_use(group):
         (AssertionError, "num_tokens_per_rank", dispatch(num_tokens_per_rank=None)),
         (AssertionError, "topk_idx", lambda: buffer.dispatch(x, handle=handle, topk_idx=idx, config=CONFIG)),
         (TypeError, "handle", cached(x, handle[0])),
-        (ValueError, r"handle\[1\]", cached(x, (handle[0], handle[1].float(), *handle[2:]))),
+        (ValueError, r"handle\[1\]", cached(x, (handle[0], handle[0], *handle[2:]))),
         (TypeError, "^x ", combine((rows, rows), handle)),
         (TypeError, "handle", combine(rows, None)),
         (ValueError, "bias", combine(rows, handle, bias=(x,))),

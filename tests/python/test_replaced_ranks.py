@@ -1,4 +1,5 @@
-"""Processes that have died are replaced by new ones, which meet the others in a store."""
+"""Processes that have died are replaced by new ones, which meet the others in a store. Where there are two GPUs or more, each rank
+has one of them."""
 
 from concurrent import futures
 
@@ -15,17 +16,56 @@ from deep_ep import Buffer
 from deep_ep.errors import InvalidArgument, PeerTimeout, Unsupported
 from deep_ep.meetings import StoreRanks
 
-RANKS, DEAD = 3, 1
+GPUS = torch.cuda.device_count()
+RANKS, DEAD = (2 if GPUS == 2 else 3), 1
+LIVING = [rank for rank in range(RANKS) if rank != DEAD]
+TOKENS = [3, 4, 2][:RANKS]
+MASKED = [int(rank == DEAD) for rank in range(RANKS)]
 kept = {}
 
 
-def calls_with(buffer):
-    case = ll_case([3, 4, 2])
+def use_gpu(rank):
+    if GPUS < 2:
+        return
+    torch.cuda.set_device(rank)
+    torch.set_default_device("cuda")
+
+
+def wait_for_gpu():
+    if GPUS >= 2:
+        torch.cuda.synchronize()
+
+
+class Recorded:
+    """A dispatch and its combine, recorded once as a CUDA graph. Other ranks make a pair of calls for each replay."""
+
+    def __init__(self, buffer, case, outputs):
+        self.inputs = case, outputs  # replays read them
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.rows, _, handle, _, _ = dispatch(buffer, case, use_fp8=False)
+            self.sums = combine(buffer, case, outputs[buffer.rank], handle)[0]
+
+    def replay(self):
+        self.rows.fill_(7)
+        self.sums.fill_(7)
+        self.graph.replay()
+        return self.sums
+
+
+def calls_with(buffer, recorded=None):
+    case = ll_case(TOKENS)
     outputs, rank = outputs_of(case), buffer.rank
+    expected = reference.combined(case, rank, outputs)
     for _ in range(3):
         result = dispatch(buffer, case, use_fp8=False)
         reference.check_dispatched(case, rank, M, result)
-        reference.close(combine(buffer, case, outputs[rank], result[2])[0], reference.combined(case, rank, outputs))
+        reference.close(combine(buffer, case, outputs[rank], result[2])[0], expected)
+    for _ in range(3 if GPUS >= 2 else 0):
+        if recorded:
+            reference.close(recorded.replay(), expected)
+        else:
+            combine(buffer, case, outputs[rank], dispatch(buffer, case, use_fp8=False)[2])
     return case
 
 
@@ -36,28 +76,32 @@ def masks(buffer):
 
 
 def before(group):
-    kept["buffer"] = make_buffer(group, enable_shrink=True, explicitly_destroy=True)
-    calls_with(kept["buffer"])
+    use_gpu(group.rank())
+    buffer = kept["buffer"] = make_buffer(group, experts=4 * RANKS, enable_shrink=True, explicitly_destroy=True)
+    case = calls_with(buffer)
+    kept["recorded"] = Recorded(buffer, case, outputs_of(case)) if GPUS >= 2 else None
+    wait_for_gpu()
 
 
 def replace(group, port):
-    buffer, case = kept["buffer"], ll_case([3, 4, 2])
+    buffer, case = kept["buffer"], ll_case(TOKENS)
     memory = buffer.get_local_buffer_tensor(torch.uint8).data_ptr()
     for _ in range(20):  # all ranks that live make equally many calls
         dispatch(buffer, case)
-    assert masks(buffer) == [0, 1, 0]
+    assert masks(buffer) == MASKED
     refused((InvalidArgument, "remote_ranks", lambda: buffer.connect_ranks([RANKS])))
     buffer.disconnect_ranks([DEAD])
     buffer.set_tcp_store_group(dist.TCPStore("127.0.0.1", port, is_master=False))
     buffer.connect_ranks([DEAD], activate=False)
-    assert masks(buffer) == [0, 1, 0]
+    assert masks(buffer) == MASKED
     buffer.low_latency_update_mask_buffer(DEAD, False)
-    assert masks(buffer) == [0, 0, 0] and buffer.get_local_buffer_tensor(torch.uint8).data_ptr() == memory
-    after(buffer)
+    assert masks(buffer) == [0] * RANKS and buffer.get_local_buffer_tensor(torch.uint8).data_ptr() == memory
+    after(buffer, kept["recorded"])
 
 
 def join(group, port):
-    size = Buffer.get_low_latency_rdma_size_hint(M, 512, RANKS, 12)
+    use_gpu(DEAD)
+    size = Buffer.get_low_latency_rdma_size_hint(M, 512, RANKS, 4 * RANKS)
     buffer = Buffer(
         None, 0, size, True, 4, explicitly_destroy=True, enable_shrink=True, rank=DEAD, num_ranks=RANKS,
         tcp_store_group=dist.TCPStore("127.0.0.1", port, is_master=False),
@@ -66,8 +110,9 @@ def join(group, port):
     after(buffer)
 
 
-def after(buffer):
-    case = calls_with(buffer)
+def after(buffer, recorded=None):
+    case = calls_with(buffer, recorded)
+    wait_for_gpu()
     refused((Unsupported, "replaced", lambda: send(buffer, case)))
     buffer.destroy()
 
@@ -76,13 +121,12 @@ def test_a_new_process_takes_the_place_of_a_dead_one():
     """Three in turn, one of them in mid call: in C++ (buffer/low_latency/replaced_rank_test.cpp)."""
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     cluster, newcomer = Cluster(RANKS), Cluster(1)
-    living = [0, 2]
     try:
         cluster.run(before)
         cluster.processes[DEAD].kill()
-        cluster.begin(living, replace, server.port)
+        cluster.begin(LIVING, replace, server.port)
         newcomer.run(join, server.port)
-        cluster.end(living)
+        cluster.end(LIVING)
     finally:
         cluster.close(kill=True)  # gloo would wait for the dead
         newcomer.close()

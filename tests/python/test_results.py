@@ -221,11 +221,8 @@ class Segments:
         self.out = [each for each in self.out if each.data_ptr() != tensor.data_ptr()]
         self.free(tensor.data_ptr(), 0, 0, None)
 
-    def is_in_heap(self):
-        pass
-
-    def is_elsewhere(self):
-        self.elsewhere += 1
+    def placed(self, in_heap):
+        self.elsewhere += not in_heap
 
 
 def test_rows_land_in_segments_of_the_heap(monkeypatch):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import List, Sequence, Tuple
+from typing import List, Sequence, Tuple, Union
 
 import torch
 
+from ..arguments import type_name
 from ..errors import InvalidArgument, WrongUse
+from ..utils.math import align
 
 #: Planned tensors begin at multiples of this, which is also what sizes of buffers are multiples of.
 ALIGNMENT = 2 << 20
@@ -29,7 +31,7 @@ class BufferAllocator:
         self._check_open()
         tensor = torch.empty(shape, dtype=dtype, device="meta")
         self.allocations.append((tensor, self.num_bytes))
-        self.num_bytes += -(-tensor.numel() * tensor.element_size() // ALIGNMENT) * ALIGNMENT
+        self.num_bytes += align(tensor.numel() * tensor.element_size(), ALIGNMENT)
         return tensor
 
     def materialize(self, storage: torch.Tensor) -> None:
@@ -50,10 +52,14 @@ class BufferAllocator:
             raise WrongUse("the plan has been given to a buffer: make another BufferAllocator")
 
 
-def check_bytes(name: str, given: int, least: int = 0) -> int:
-    """A size that is a multiple of 2 MiB."""
-    if isinstance(given, bool) or not isinstance(given, int):
-        raise WrongUse(f"{name} is of type {type(given).__name__}, allowed: a BufferAllocator or an int")
-    if given < least or given % ALIGNMENT:
-        raise InvalidArgument(f"{name} is {given}, allowed: multiples of 2 MiB, {least} or more")
-    return given
+def plan_of(name: str, given: Union[BufferAllocator, int], least: int = 0) -> BufferAllocator:
+    """A plan that no buffer has; a size, which is a multiple of 2 MiB, stands for one without tensors."""
+    plan = given if isinstance(given, BufferAllocator) else BufferAllocator()
+    if plan is not given:
+        if isinstance(given, bool) or not isinstance(given, int):
+            raise WrongUse(f"{name} is of type {type_name(given)}, allowed: a BufferAllocator or an int")
+        plan.num_bytes = given
+    plan._check_open()
+    if plan.num_bytes < least or plan.num_bytes % ALIGNMENT:
+        raise InvalidArgument(f"{name} is {plan.num_bytes}, allowed: multiples of 2 MiB, {least} or more")
+    return plan

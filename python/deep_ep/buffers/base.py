@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any, NoReturn, Optional, Tuple
 
 from ..errors import UseAfterDestroy
 
 
+@dataclass(eq=False)
 class Context:
     """The domains and the memory of a buffer, for programs that look at them."""
 
-    def __init__(self, domains: Tuple[int, int], num_gpu_buffer_bytes: int) -> None:
-        self._domains = domains
-        self.num_workspace_bytes: int = 0
-        self.num_gpu_buffer_bytes: int = num_gpu_buffer_bytes
-        self.num_rdma_storage_bytes: int = 0
+    _domains: Tuple[int, int]
+    num_gpu_buffer_bytes: int
+    num_workspace_bytes: int = 0
+    num_rdma_storage_bytes: int = 0
 
     def get_physical_domain_size(self) -> Tuple[int, int]:
         """(nodes, ranks of each)."""

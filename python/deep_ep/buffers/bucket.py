@@ -9,7 +9,7 @@ import torch
 from ..comm import get_physical_domain_size
 from ..errors import InvalidArgument, WrongUse
 from ..exchanges import device_of
-from .allocator import BufferAllocator, check_bytes
+from .allocator import BufferAllocator, plan_of
 from .base import BufferBase, Context, left_out
 
 
@@ -30,16 +30,14 @@ class BucketBuffer(BufferBase):
         self.groups: List[Any] = list(group) if isinstance(group, (list, tuple)) else [group]
         if not 1 <= len(self.groups) <= 8:
             raise InvalidArgument(f"group is a list of {len(self.groups)}, allowed: one group, or a list of 1 to 8")
-        plan = allocation_plan_or_num_bytes if isinstance(allocation_plan_or_num_bytes, BufferAllocator) else None
-        given = allocation_plan_or_num_bytes if plan is None else plan.num_bytes
-        self.num_bytes: int = check_bytes("allocation_plan_or_num_bytes", given, 1)
+        plan = plan_of("allocation_plan_or_num_bytes", allocation_plan_or_num_bytes, 1)
+        self.num_bytes: int = plan.num_bytes
         self.storage: Optional[torch.Tensor] = torch.empty(self.num_bytes, dtype=torch.uint8, device=device_of(self.groups[0]))
         self.contexts: Optional[List[Context]] = [
             Context(get_physical_domain_size(each), self.num_bytes) for each in self.groups
         ]
         self.context = self.contexts[0]
-        if plan is not None:
-            plan.materialize(self.storage)
+        plan.materialize(self.storage)
 
     def get_context_idx(self, group: Any) -> int:
         """Which of ``groups`` this one is."""

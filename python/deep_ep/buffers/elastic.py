@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass, field
-from typing import Any, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -74,7 +73,7 @@ class EPHandle:
     # For cached dispatches: the native handle, and [N, K] int32, the local expert of each selection or -1, because
     # programs write into what dispatch returned. Functions of the inputs alone, so that the other attributes may be
     # replaced by those of another dispatch of the same inputs.
-    _route: Optional[Tuple[Any, ...]] = field(default=None, init=False)
+    _route: Any = field(default=None, init=False)
     _local: Optional[torch.Tensor] = field(default=None, init=False)
 
     #: Of the tensor in ``topk_idx``, where its writes are watched.
@@ -108,8 +107,7 @@ class EPHandle:
             self._local = self._local[:received].clone()
 
     def _tensors(self) -> List[torch.Tensor]:
-        mine = [value for value in vars(self).values() if isinstance(value, torch.Tensor)]
-        return mine + [value for value in self._route or () if isinstance(value, torch.Tensor)]
+        return [value for value in vars(self).values() if isinstance(value, torch.Tensor)]
 
 
 # Not in the class, where it would be the field's default.
@@ -177,8 +175,6 @@ class ElasticBuffer(NativeOwner):
                 DEEP_EP_RDMA_TRAFFIC_CLASS, and the host's wait ends with the kernels'.
         """
         self.group: Any = group
-        self.rank_idx: int
-        self.num_ranks: int
         self.rank_idx, self.num_ranks = rank_and_size(group)
         num_cpu_bytes = integer("num_cpu_bytes", num_cpu_bytes, 0)
         self.num_max_tokens_per_rank: int = integer("num_max_tokens_per_rank", num_max_tokens_per_rank, 0)
@@ -222,9 +218,10 @@ class ElasticBuffer(NativeOwner):
             between_nodes=(2 * memory + self.num_lb_bytes, min(memory // 2, 1 << 30) if self.num_lb_bytes else 0),
             stream=self._shared_stream,
         )
+        self._sms: Dict[Tuple[Tuple[float, ...], ...], int] = {}
         self.num_rdma_ranks: int = self._native.num_nodes()
         self.num_nvlink_ranks: int = self.num_ranks // self.num_rdma_ranks
-        # What lies between nodes is the library's business: results are those of one domain.
+        # The library knows of nodes; results are those of one domain.
         self.num_scaleout_ranks: int = 1
         self.num_scaleup_ranks: int = self.num_ranks
         self.scaleout_rank_idx: int = 0
@@ -277,15 +274,28 @@ class ElasticBuffer(NativeOwner):
         on it. Rates are in GB/s; 0 stands for those of this machine."""
         if num_scaleout_topk != 0:
             raise WrongUse(f"num_scaleout_topk is {num_scaleout_topk}, allowed: 0")
-        return _num_sms(
-            self.num_ranks,
-            self.num_rdma_ranks,
-            integer("num_experts", num_experts, 1),
-            integer("num_topk", num_topk, 1),
-            (rdma_gbs, nvlink_gbs, sm_read_gbs, sm_write_gbs),
-            self._device,
-            self.prefer_overlap_with_compute,
-        )
+        asked = integer("num_experts", num_experts, 1), integer("num_topk", num_topk, 1)
+        rates = rdma_gbs, nvlink_gbs, sm_read_gbs, sm_write_gbs
+        if (asked, rates) not in self._sms:
+            self._sms[asked, rates] = self._count_sms(*asked, *rates)
+        return self._sms[asked, rates]
+
+    def _count_sms(self, num_experts: int, num_topk: int, rdma: float, nvlink: float, sm_read: float, sm_write: float) -> int:
+        """As many SMs as it takes to read each token once and write it to its ranks as fast as the links carry it."""
+        if self._device.type != "cuda":
+            return _FEWEST_SMS
+        ranks = _expected_ranks(self.num_ranks, num_experts, num_topk)
+        per_sm = 1 / (1 / sm_read + ranks / sm_write)  # tokens of a GB, each second
+        share = ranks * (self.num_ranks - 1) / self.num_ranks  # of a token, over NVLink
+        links = (nvlink or envs.get_nvlink_gbs()) / share if share else per_sm
+        nodes = self.num_rdma_ranks
+        if nodes > 1:
+            share = _expected_ranks(nodes, num_experts, num_topk) * (nodes - 1) / nodes
+            links = min(links, (rdma or envs.get_rdma_gbs()) / share)
+        least = _FEWEST_SMS if self.prefer_overlap_with_compute else _FEWEST_SMS_ALONE
+        most = torch.cuda.get_device_properties(self._device).multi_processor_count
+        wanted = align(max(math.ceil(_HEADROOM * links / per_sm), least), 2)
+        return max(min(wanted, most - most % 2), _FEWEST_SMS)
 
     def get_theoretical_num_qps(self, num_sms: int) -> int:
         """Queue pairs that a call with this many SMs would use upstream. Here calls choose by themselves."""
@@ -295,8 +305,6 @@ class ElasticBuffer(NativeOwner):
     def destroy(self) -> None:
         if self.runtime is not None or not self.explicitly_destroy:
             super().destroy()
-
-    destroy.__doc__ = NativeOwner.destroy.__doc__
 
     @staticmethod
     def capture() -> EventHandle:
@@ -495,32 +503,6 @@ def _expected_ranks(num_ranks: int, num_experts: int, num_topk: int) -> float:
     local = num_experts // num_ranks
     topk = min(num_topk, num_experts)
     return num_ranks * (1 - math.comb(num_experts - local, topk) / math.comb(num_experts, topk))
-
-
-@functools.lru_cache(maxsize=None)
-def _num_sms(
-    num_ranks: int,
-    num_nodes: int,
-    num_experts: int,
-    num_topk: int,
-    rates: Tuple[float, float, float, float],
-    device: torch.device,
-    overlaps: bool,
-) -> int:
-    """As many SMs as it takes to read each token once and write it to its ranks as fast as the links carry it."""
-    if device.type != "cuda":
-        return _FEWEST_SMS
-    rdma, nvlink, sm_read, sm_write = rates
-    ranks = _expected_ranks(num_ranks, num_experts, num_topk)
-    per_sm = 1 / (1 / sm_read + ranks / sm_write)  # tokens of a GB, each second
-    share = ranks * (num_ranks - 1) / num_ranks  # of a token, over NVLink
-    links = (nvlink or envs.get_nvlink_gbs()) / share if share else per_sm
-    if num_nodes > 1:
-        nodes = _expected_ranks(num_nodes, num_experts, num_topk) * (num_nodes - 1) / num_nodes
-        links = min(links, (rdma or envs.get_rdma_gbs()) / nodes)
-    wanted = max(math.ceil(_HEADROOM * links / per_sm), _FEWEST_SMS if overlaps else _FEWEST_SMS_ALONE)
-    most = torch.cuda.get_device_properties(device).multi_processor_count
-    return max(min(wanted + wanted % 2, most - most % 2), _FEWEST_SMS)
 
 
 # Calls of upstream's second generation that have nothing to do with experts.

@@ -15,7 +15,7 @@ from ..exchanges import device_of
 from ..utils import envs
 from ..utils.event import EventOverlap
 from ..utils.math import align
-from .allocator import BufferAllocator, check_bytes
+from .allocator import BufferAllocator, plan_of
 from .base import BufferBase, Context
 from .elastic import _DEFAULT_GPU_TIMEOUT, AnyEvent, Bias, ElasticBuffer, EPHandle
 
@@ -33,9 +33,6 @@ class EPBuffer(ElasticBuffer, BufferBase):
     A handle keeps ``topk_idx`` itself, which must not change while the handle is in use. All objects share one communication
     stream.
     """
-
-    #: The event of the last deferred call.
-    _pending: Optional["weakref.ref[EventOverlap]"] = None
 
     def __init__(
         self,
@@ -59,11 +56,8 @@ class EPBuffer(ElasticBuffer, BufferBase):
         """Collective, see ``ElasticBuffer``. ``lb_allocation_plan_or_num_bytes``: memory for replicas of experts, beside
         ``num_bytes`` and equal on all ranks: a plan, whose tensors become views of that memory, or its size (then
         ``runtime.lb_storage`` is a tensor over it). It lives as long as the buffer or a view of it."""
-        plan = lb_allocation_plan_or_num_bytes
-        if isinstance(plan, BufferAllocator):
-            plan._check_open()
-        given = plan.num_bytes if isinstance(plan, BufferAllocator) else plan
-        self.num_lb_bytes: int = check_bytes("lb_allocation_plan_or_num_bytes", given)
+        plan = plan_of("lb_allocation_plan_or_num_bytes", lb_allocation_plan_or_num_bytes)
+        self.num_lb_bytes: int = plan.num_bytes
         if device_of(group).type == "cuda":
             self._shared_stream = comm.get_comm_stream()
         ElasticBuffer.__init__(
@@ -87,10 +81,9 @@ class EPBuffer(ElasticBuffer, BufferBase):
         )
         self.context: Optional[Context] = Context(self.get_physical_domain_size(), self.num_bytes)
         self._lb_sms = 0
+        self._deferred: "weakref.WeakSet[EventOverlap]" = weakref.WeakSet()  # events of deferred calls
         # Before any other memory of the heap, so at one offset on all ranks.
-        storage = self._native.allocate_lb_storage(self.num_lb_bytes)
-        if isinstance(plan, BufferAllocator):
-            plan.materialize(storage)
+        plan.materialize(self._native.allocate_lb_storage(self.num_lb_bytes))
 
     def destroy(self) -> None:
         """As ``ElasticBuffer.destroy``."""
@@ -164,11 +157,7 @@ class EPBuffer(ElasticBuffer, BufferBase):
                 *counts, received = sizes()
                 made._cut(counts, received)
                 length = made.num_expanded_tokens if do_expand else received
-                if isinstance(rows, tuple):
-                    rows = _cut(rows[0], length), _cut(rows[1], length, bool(use_tma_aligned_col_major_sf))
-                else:
-                    rows = _cut(rows, length)
-                local, weights = (None if each is None else _cut(each, length) for each in (local, weights))
+                rows, local, weights = (_cut(each, length, bool(use_tma_aligned_col_major_sf)) for each in (rows, local, weights))
             return rows, local, weights, made
 
         return self._later(event, place)
@@ -277,13 +266,12 @@ class EPBuffer(ElasticBuffer, BufferBase):
     def _check_deferred(self, asynchronous: bool) -> None:
         if not asynchronous:
             raise InvalidArgument("defer_epilogue is True, allowed: only with async_with_compute_stream")
-        pending = None if self._pending is None else self._pending()
-        if pending is not None and pending.hook_after_wait is not None:
+        if any(event.hook_after_wait is not None for event in self._deferred):
             raise InvalidArgument("defer_epilogue is True while another deferred call waits: wait for its event, or drop it")
 
     def _later(self, event: EventOverlap, finish: Callable[[], Any]) -> EventOverlap:
         event.register_hook_after_wait(finish)
-        self._pending = weakref.ref(event)
+        self._deferred.add(event)
         return event
 
     def _sizes(self, handle: EPHandle) -> Callable[[], List[int]]:
@@ -293,9 +281,7 @@ class EPBuffer(ElasticBuffer, BufferBase):
         if self._comm_stream is None:
             return torch.cat([counts, ends[-1:]]).tolist
         with torch.cuda.stream(self._comm_stream):
-            together = torch.cat([counts, ends[-1:]])
-            host = torch.empty(together.shape, dtype=together.dtype, device="cpu", pin_memory=True)
-            host.copy_(together, non_blocking=True)
+            host = torch.cat([counts, ends[-1:]]).to("cpu", non_blocking=True)  # pinned
             copied = torch.cuda.Event()
             copied.record()
 
@@ -316,13 +302,13 @@ def used_here(*tensors: Optional[torch.Tensor]) -> None:
             each.record_stream(torch.cuda.current_stream(each.device))
 
 
-def _cut(tensor: torch.Tensor, rows: int, column_major: bool = False) -> torch.Tensor:
-    """The first rows, in memory of their own."""
-    if not column_major:
-        return tensor[:rows].clone()
-    strides = (1, align(rows, 4))
-    made = torch.empty_strided((rows, tensor.size(1)), strides, dtype=tensor.dtype, device=tensor.device)
-    return made.copy_(tensor[:rows])
+def _cut(given: Any, rows: int, column_major: bool) -> Any:
+    """The first rows of a tensor, or of rows and their scales, in memory of their own."""
+    if not isinstance(given, tuple):
+        return None if given is None else given[:rows].clone()
+    values, scales = given[0][:rows].clone(), given[1][:rows]
+    strides = (1, align(rows, 4)) if column_major else (scales.size(1), 1)
+    return values, torch.empty_strided(scales.shape, strides, dtype=scales.dtype, device=scales.device).copy_(scales)
 
 
 def _experts(name: str, tensors: Tensors) -> List[torch.Tensor]:

@@ -39,42 +39,35 @@ def get_local_seed() -> int:
     return _seeds[1]
 
 
-def group_settings(local_rank: int, num_local_ranks: int) -> Dict[str, Any]:
-    """Makes a GPU current, where there are any, and returns what ``init_process_group`` takes for it: the backend, and
-    the device. NCCL wants a GPU for each rank. Where ranks are more (CUDA MPS), they take the GPUs in turn, and gloo."""
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if gpus == 0:
-        return {"backend": "gloo"}
-    device = torch.device("cuda", local_rank % gpus)
-    torch.cuda.set_device(device)
-    if num_local_ranks > gpus:
-        if local_rank == 0:
-            shared = f"{gpus} GPU{'s' if gpus > 1 else ''}"
-            print(f"deep_ep: {num_local_ranks} ranks share {shared}: their group is of gloo, not NCCL", flush=True)
-        return {"backend": "gloo"}
-    return {"backend": "nccl", "device_id": device}  # without it NCCL guesses, and warns
-
-
 def init_dist(local_rank: int, num_local_ranks: int, seed: int = 0) -> Tuple[int, int, Any]:
-    """One process a rank: rank, number of ranks, group. ``WORLD_SIZE`` and ``RANK`` count nodes. With GPUs: NCCL (gloo
-    where ranks share GPUs), with bfloat16 and CUDA as defaults; without: gloo on the CPU. RDMA traffic is of service level 1
-    where NCCL_IB_SL and EP_OVERRIDE_RDMA_SL do not say otherwise, as upstream's scripts have it."""
+    """One process a rank: rank, number of ranks, group. ``WORLD_SIZE`` and ``RANK`` count nodes. With GPUs: NCCL, with
+    bfloat16 and CUDA as defaults; without: gloo on the CPU. If ranks are more than GPUs (CUDA MPS), they take the GPUs in
+    turn, and gloo, as NCCL wants a GPU for each. RDMA traffic is of service level 1 where NCCL_IB_SL and
+    EP_OVERRIDE_RDMA_SL do not say otherwise, as upstream's scripts have it."""
     for name in ("NCCL_IB_SL", "EP_OVERRIDE_RDMA_SL"):
         os.environ.setdefault(name, "1")
     global _local_rank
     _local_rank = local_rank
     address, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), os.environ.get("MASTER_PORT", "8361")
     nodes, node = _of_launcher("WORLD_SIZE", 1, 1), _of_launcher("RANK", 0, 0)
-    gpu = torch.cuda.is_available()
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    settings: Dict[str, Any] = {"backend": "gloo"}
+    if gpus:
+        device = torch.device("cuda", local_rank % gpus)
+        torch.cuda.set_device(device)
+        if num_local_ranks <= gpus:
+            settings = {"backend": "nccl", "device_id": device}  # without it NCCL guesses, and warns
+        elif local_rank == 0:
+            print(f"deep_ep: {num_local_ranks} ranks share {gpus} GPUs: their group is of gloo, not NCCL", flush=True)
     dist.init_process_group(
         init_method=f"tcp://{address}:{port}",
         world_size=nodes * num_local_ranks,
         rank=node * num_local_ranks + local_rank,
-        **group_settings(local_rank, num_local_ranks),
+        **settings,
     )
     torch.set_default_dtype(torch.bfloat16)
-    torch.set_default_device("cuda" if gpu else "cpu")
-    if not gpu:
+    torch.set_default_device("cuda" if gpus else "cpu")
+    if not gpus:
         torch.set_num_threads(1)
     init_seed(seed)
     return dist.get_rank(), dist.get_world_size(), dist.new_group(list(range(nodes * num_local_ranks)))
@@ -157,18 +150,15 @@ def check_fast_rdma_atomic_support(nic_name: str = _NIC) -> bool:
 def EnvOverride(envs: Sequence[Tuple[str, Any, bool]]) -> Iterator[None]:
     """Sets environment variables for a block: ``(name, value, enable)`` each, of which those that are not enabled stay as
     they are. A value of ``None`` removes the variable. At the end of the block all are what they were."""
-    overrides = [(name, value) for name, value, enable in envs if enable]
-    before = [(name, os.environ.get(name)) for name, _ in overrides]
-    try:
-        _set_environment(overrides)
+    with contextlib.ExitStack() as before:
+        for name, value, enable in envs:
+            if enable:
+                before.callback(_set_variable, name, os.environ.get(name))
+                _set_variable(name, value)
         yield
-    finally:
-        _set_environment(before[::-1])
 
 
-def _set_environment(values: Sequence[Tuple[str, Any]]) -> None:
-    for name, value in values:
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = str(value)
+def _set_variable(name: str, value: Any) -> None:
+    os.environ.pop(name, None)
+    if value is not None:
+        os.environ[name] = str(value)

@@ -23,19 +23,15 @@ def get_unbalanced_scores(
     if ratio == 1 or num_ranks == 1 or num_tokens == 0:
         return scores
     bonus = torch.zeros(num_ranks, dtype=torch.float32, device=scores.device)
-    best, least = bonus.clone(), float("inf")
     for number in range(_ROUNDS):
-        counts = _tokens_of_ranks(scores + bonus.repeat_interleave(num_experts // num_ranks), num_ranks, num_topk)
-        others = counts[1:].mean().clamp(min=1.0)
-        wanted = others.expand(num_ranks).clone()
-        wanted[0] = min(ratio * others.item(), num_tokens)
+        result = scores + bonus.repeat_interleave(num_experts // num_ranks)
+        counts = _tokens_of_ranks(result, num_ranks, num_topk)
+        wanted = counts[1:].mean().clamp(min=1.0).expand(num_ranks).clone()
+        wanted[0] = (ratio * wanted[0]).clamp(max=num_tokens)
         missing = (wanted - counts) / num_tokens
         if not precise:
             missing[1:] = 0
-        error = missing.abs().max().item()
-        if error < least:
-            best, least = bonus.clone(), error
-        if least * num_tokens < 1:
+        if missing.abs().max() * num_tokens < 1:
             break
-        bonus += missing * (0.3 if number < _ROUNDS // 3 else 0.05)
-    return scores + best.repeat_interleave(num_experts // num_ranks)
+        bonus += missing * (6 / (20 + number))
+    return result

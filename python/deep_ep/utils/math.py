@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from functools import reduce
 from operator import xor
-from typing import Any, Iterator, Tuple
+from typing import Any, List, Tuple
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 _CHANNELS = 128  # of a scale
 _LARGEST_FP8 = 448.0
@@ -27,12 +28,8 @@ def safe_div(a: float, b: float) -> float:
     return 0.0 if a == 0 and b == 0 else a / b
 
 
-def _tensors_in(given: Any) -> Iterator[torch.Tensor]:
-    if isinstance(given, torch.Tensor):
-        yield given
-    elif isinstance(given, (tuple, list)):
-        for each in given:
-            yield from _tensors_in(each)
+def _tensors_in(given: Any) -> List[torch.Tensor]:
+    return [each for each in tree_leaves(given) if isinstance(each, torch.Tensor)]
 
 
 def count_bytes(*tensors: Any) -> int:

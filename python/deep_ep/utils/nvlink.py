@@ -50,8 +50,12 @@ def check_nvlink_connections(group: Any) -> None:
     if len(places) < 2 or places[0][0] != places[1][0]:
         return  # not one machine: ranks reach each other by RDMA
     first, second = (address for _, address in places)
+    try:
+        answer: Any = joined_by_nvlink(first, second)
+    except (OSError, AttributeError) as error:
+        answer = str(error)
     answers: List[Any] = [None] * group.size()
-    dist.all_gather_object(answers, _answer(first, second), group)
+    dist.all_gather_object(answers, answer, group)
     unknown = [answer for answer in answers if isinstance(answer, str)]
     if unknown:
         if group.rank() == 0:
@@ -59,11 +63,3 @@ def check_nvlink_connections(group: Any) -> None:
             warnings.warn(f"deep_ep: NVML does not say whether {gpus} are joined by NVLink: {unknown[0]}", stacklevel=2)
     elif not all(answers):
         raise WrongUse(f"GPUs {first} and {second} have no NVLink between them, allowed: PCIe GPUs with an NVLink bridge")
-
-
-def _answer(first: str, second: str) -> Any:
-    """Whether there is NVLink, or why that is not known."""
-    try:
-        return joined_by_nvlink(first, second)
-    except (OSError, AttributeError) as error:
-        return str(error)

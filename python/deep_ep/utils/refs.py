@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Tuple
 
 import torch
 import torch.distributed as dist
 
 from .envs import get_global_seed
-from .exchange import all_to_all
 
 
-def _exchange(rows: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> torch.Tensor:
-    """Rows for each rank in turn, against the rows that the ranks have for this one; as bytes, of any type."""
+def _exchange(rows: torch.Tensor, sent: List[int], received: List[int]) -> torch.Tensor:
+    """Rows for each rank in turn, against the rows that the ranks have for this one; as bytes, of any type. Gloo's come from the
+    host: its threads would make the first GPU current, and every process have a second context there."""
     flat = rows.contiguous().view(rows.size(0), math.prod(rows.shape[1:]))  # not -1: there may be no row
-    mine = flat.view(torch.uint8)
-    theirs = torch.empty((sum(received), mine.size(1)), dtype=torch.uint8, device=rows.device)
-    all_to_all(theirs, mine, list(received), list(sent))
-    return theirs.view(rows.dtype).view(sum(received), *rows.shape[1:])
+    mine = flat.view(torch.uint8).to("cpu" if str(dist.get_backend()) == "gloo" else rows.device)
+    theirs = mine.new_empty((sum(received), mine.size(1)))
+    dist.all_to_all_single(theirs, mine, received, sent)
+    return theirs.to(rows.device).view(rows.dtype).view(sum(received), *rows.shape[1:])
 
 
 def dispatch(
@@ -32,8 +32,7 @@ def dispatch(
     tokens = [(owners == peer).any(dim=1).nonzero().flatten() for peer in range(ranks)]
     order = torch.cat(tokens)
     counts = torch.tensor([len(each) for each in tokens], dtype=torch.int32, device=topk_idx.device)
-    sources = torch.empty_like(counts)
-    all_to_all(sources, counts, [1] * ranks, [1] * ranks)
+    sources = _exchange(counts, [1] * ranks, [1] * ranks)
     sent, received = counts.tolist(), sources.tolist()
 
     def get(rows: torch.Tensor) -> torch.Tensor:

@@ -12,23 +12,19 @@ from tempfile import TemporaryDirectory
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
+import torch.distributed as dist
 
 from .. import _native
 from ..errors import WrongUse
-from .exchange import all_reduce
 
 _L2_BYTES = 256 << 20
 # Nothing is shorter for the profiler.
 _LEAST_SECONDS = 1e-9
 _OURS = re.compile(r"\bdeep_ep::(?:\w+::)*(\w+)_kernel\b")
 _MARK = "spin_kernel"  # of torch.cuda._sleep
-# Kernels of upstream's that its scripts ask for: whether that one ends when rows have arrived, or begins then.
-_UPSTREAM = {
-    "dispatch_impl": "journey",
-    "dispatch_copy_epilogue_impl": "epilogue",
-    "combine_impl": "journey",
-    "combine_reduce_epilogue_impl": "epilogue",
-}
+# Kernels of upstream's that its scripts ask for: they end when rows have arrived, or begin then.
+_ARRIVALS = ("dispatch_impl", "combine_impl")
+_EPILOGUES = ("dispatch_copy_epilogue_impl", "combine_reduce_epilogue_impl")
 
 
 def flush_l2_cache(enabled: bool = True) -> None:
@@ -75,7 +71,7 @@ def bench(
 class Launched(NamedTuple):
     """A kernel of a profile."""
 
-    order: int  #: in which the host launched them
+    order: int  #: in which the host launched them, a graph's all at once
     start: float
     name: str
     seconds: float
@@ -137,7 +133,8 @@ def bench_kineto(
                     if barrier is not None:
                         barrier()
                     else:
-                        all_reduce(torch.ones(1, dtype=torch.float32, device="cuda"))
+                        one = torch.ones(1, dtype=torch.float32, device="cuda")
+                        dist.all_reduce(one.cpu() if str(dist.get_backend()) == "gloo" else one)
                 torch.cuda._sleep(1)
                 fn()
                 torch.cuda._sleep(1)
@@ -181,23 +178,22 @@ def seconds_of(name: str, calls: Sequence[Sequence[Launched]], num_kernels_per_p
     """What ``bench_kineto`` says of one name."""
     found = [kernel for call in calls for kernel in call if name in kernel.name]
     signatures = sorted({kernel.name for kernel in found})
-    if name in _UPSTREAM and not any(not _OURS.search(signature) for signature in signatures):
-        return max(sum(_part_of_upstream(_UPSTREAM[name], call) for call in calls) / len(calls), _LEAST_SECONDS)
+    if not found and name in _ARRIVALS + _EPILOGUES:
+        return max(sum(_part_of_upstream(name in _EPILOGUES, call) for call in calls) / len(calls), _LEAST_SECONDS)
     if len(signatures) > 1:
         raise WrongUse(f"'{name}' is in the names of {len(signatures)} kernels, allowed: of at most one: {signatures}")
-    times = [kernel.seconds for kernel in sorted(found, key=lambda kernel: kernel.start)]
+    times = [kernel.seconds for kernel in found]
     parts = [times[part::num_kernels_per_period] for part in range(num_kernels_per_period)]
     means = [sum(part) / len(part) if part else float("nan") for part in parts]
     return means[0] if num_kernels_per_period == 1 else means
 
 
-def _part_of_upstream(part: str, call: Sequence[Launched]) -> float:
-    """Seconds of the library's kernels of a call that belong to this part of it."""
+def _part_of_upstream(epilogue: bool, call: Sequence[Launched]) -> float:
+    """Seconds of the library's kernels of a call before the rows' arrival, or behind it."""
     ours = [(match.group(1), kernel.seconds) for kernel in call for match in [_OURS.search(kernel.name)] if match]
-    journeys = [number for number, (name, _) in enumerate(ours) if name.startswith(("dispatch", "combine"))]
-    arrived = journeys[-1] + 1 if journeys else len(ours)
-    chosen = {"journey": ours[:arrived], "epilogue": ours[arrived:]}[part]
-    return sum(seconds for _, seconds in chosen)
+    arrivals = [number for number, (name, _) in enumerate(ours, 1) if name.startswith(("dispatch", "combine"))]
+    arrived = arrivals[-1] if arrivals else len(ours)
+    return sum(seconds for _, seconds in (ours[arrived:] if epilogue else ours[:arrived]))
 
 
 def parse_num_bytes(text: str) -> int:

@@ -179,7 +179,7 @@ std::vector<UniqueFd> exchange_fds(Bootstrap& bootstrap, int fd, const std::vect
   const std::vector<Offer> offers = all_gather_values(bootstrap, mine);
   std::vector<UniqueFd> received;
   agree(bootstrap, "exchanging file descriptors", [&] {
-    // Where it fails, peers that still want to connect are refused at once.
+    // The listener closes when the exchange ends: after a failure peers that still want to connect are refused at once.
     const UniqueFd closed_at_end = std::move(listener);
     received = Exchange(bootstrap.rank(), fd, offers, partners, timeout_s).run(closed_at_end);
   });

@@ -89,8 +89,8 @@ class LowLatencyHandles {
                           dispatched.num_experts);
   }
 
-  /// What is kept of `handle`, and the same handle with the hidden size that the tuple says. InvalidArgument if it was
-  /// not made from what hand_out gave, or src_info is a copy.
+  /// The library's handle behind the tuple `handle`, as it is kept and with the tuple's hidden size. InvalidArgument
+  /// for a tuple that was not made of elements of hand_out(), or has a copy of src_info.
   std::pair<std::shared_ptr<Kept>, LowLatencyHandle> find(const py::tuple& handle) const {
     check_length(handle, 5, "low_latency_dispatch");
     ArgumentReader read("the handle", handle);

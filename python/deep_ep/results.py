@@ -94,8 +94,8 @@ class Results:
         return self._recorded(made, on_communication, used_by_other)
 
     def placed(self, in_heap: bool) -> None:
-        """Where the tensors lie that ``make_in_heap`` returned last: outside of the heap if the program has another pool in use,
-        or PyTorch's allocator is set to do without ours."""
+        """Tells where the tensors of the last ``make_in_heap`` lie. They lie outside of the heap if the program uses another
+        pool, or if PyTorch's allocator is set to do without ours."""
         if in_heap:
             self._last.missed = 0
         else:

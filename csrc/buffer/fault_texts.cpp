@@ -81,8 +81,9 @@ std::string describe_kind(const FaultRecord& fault, int rank) {
   switch (fault.wanted) {
     case Wanted::low_latency_dispatch_counts:
       return fmt::format(
-          "low_latency_dispatch: ranks {} and {} differ in max_tokens, hidden, top-k, num_experts, rows' format or "
-          "return_recv_hook, or one of them has more tokens than max_tokens, which its own error says; all must be "
+          "low_latency_dispatch: ranks {} and {} differ in max_tokens, hidden, top-k, num_experts, rows' format, "
+          "return_recv_hook or whether combine_weights are given, or one of them has more tokens than max_tokens, "
+          "which its own error says; all must be "
           "equal on all ranks",
           rank, fault.peer);
     case Wanted::low_latency_dispatch_rows:

@@ -41,13 +41,16 @@ struct LowLatencyHandle {
   Tensor layout_range = {};
   /// [2 + M + M * K, R] int32, a column for each source: the number of its tokens, their indices at the source (M
   /// places), and for each of them the rows of its K selections in recv_x (-1: on another rank). The last row has the
-  /// dispatch's number in its first column, by which combine detects handles of different dispatches.
+  /// dispatch's number in its first column, by which combine detects handles of different dispatches. With weights
+  /// there are M * K rows more behind it: these, in float32.
   Tensor row_table = {};
   int num_tokens = 0;       ///< T, of this rank
   int max_tokens = 0;       ///< M
   int num_topk = 0;         ///< K
   int num_experts = 0;      ///< E
   std::int64_t hidden = 0;  ///< H
+  /// The combines of this handle use the weights of the dispatch: see LowLatencyDispatchArguments::combine_weights.
+  bool has_weights = false;
 };
 
 /// Equal on all ranks: all fields but T, the contents of tensors, the statistics, and num_sms.
@@ -64,6 +67,12 @@ struct LowLatencyDispatchArguments {
   /// [1] float32, positive, with nvfp4: a factor of all scales, so a channel is about value * scale /
   /// x_global_scale. None: 1. 448 * 6 / the largest magnitude of x uses the whole range. It does not travel.
   std::optional<ConstTensorView> x_global_scale = {};
+  /// [T, K] float32: the weights of the combines of this dispatch, if they are known. Where all ranks reach each other
+  /// by NVLink and none is ever masked, they travel with the rows: then combine announces nothing, and with hooks sends
+  /// a sum for each rank and token instead of all rows, while no rank waits for a late one to send. A promise: topk_idx
+  /// and topk_weights of these combines are equal to topk_idx and this; otherwise their results are undefined. None, or
+  /// elsewhere: combine uses its own.
+  std::optional<ConstTensorView> combine_weights = {};
   /// [L] int32: each entry grows by the number of rows that the expert received.
   std::optional<TensorView> cumulative_local_expert_recv_stats = {};
   /// [R] int64: each entry grows by the clock cycles of waiting for that source.
@@ -132,7 +141,8 @@ struct LowLatencyCombineArguments {
   std::shared_ptr<void> owner = {};  ///< as for dispatch
   int num_sms = 0;                   ///< SMs of this rank's call
   /// With return_recv_hook. Each rank decides for itself; the bits of the results are the same. Unsupported with ranks
-  /// that RDMA reaches, with masking, and if low_latency.bytes has no room for a row of each selection.
+  /// that RDMA reaches, with masking, with weights in the handle, and if low_latency.bytes has no room for a row of
+  /// each selection.
   std::optional<LowLatencyOverlap> overlap = {};
 };
 
@@ -140,8 +150,8 @@ struct LowLatencyCombineArguments {
 struct LowLatencyCombineResult {
   /// [T, H] bfloat16; with `out`, a tensor over that memory, which stays the caller's. Each rank adds its experts' rows
   /// in fp32, in the order of selections, and rounds; the owner adds the ranks' sums in fp32, in rank order, and rounds
-  /// again. With hooks, within a node and without masking, the owner may add all rows itself, in fp32 and in the order
-  /// of selections, and round once. The same inputs give the same bits.
+  /// again. With hooks, within a node, without masking and without combine_weights, the owner may add all rows itself,
+  /// in fp32 and in the order of selections, and round once. The same inputs give the same bits.
   Tensor combined_x = {};
   EventHandle event = {};           ///< set with async_finish
   std::function<void()> hook = {};  ///< set with return_recv_hook

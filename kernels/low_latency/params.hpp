@@ -98,12 +98,16 @@ struct LowLatencyParams {
   }
 };
 
-/// A handle's table of a dispatch and the rows that it received: [2 + M + M * K, R] int32, in this order. An int
-/// counts its words: M * K is at most kMostLowLatencyTokens.
+/// A handle's table of a dispatch and the rows that it received, in rows of R int32: the number of rows of each source,
+/// M tokens, M * K positions, the dispatch's number, and with weights M * K of these. An int counts the words: M * K is
+/// at most kMostLowLatencyTokens.
 struct LowLatencyRowTable {
   std::int32_t* base;
   int num_ranks, max_tokens, num_topk;
 
+  DEEP_EP_HOST_DEVICE std::int64_t height(bool weighted) const {
+    return 2 + std::int64_t{max_tokens} * (1 + num_topk * (weighted ? 2 : 1));
+  }
   /// Rows that came from `source`.
   DEEP_EP_HOST_DEVICE std::int32_t* rows(int source) const { return base + source; }
   /// The row's token at its source.
@@ -115,6 +119,10 @@ struct LowLatencyRowTable {
   }
   /// The low half of the dispatch's number, which is the same on all ranks.
   DEEP_EP_HOST_DEVICE std::int32_t* epoch() const { return position(0, num_ranks * max_tokens, 0); }
+  /// The weight of selection `k` of the row in combine.
+  DEEP_EP_HOST_DEVICE float* weight(int source, int row, int k) const {
+    return reinterpret_cast<float*>(position(source, num_ranks * max_tokens + row, k) + num_ranks);
+  }
 
  private:
   DEEP_EP_HOST_DEVICE int at(int source, int row) const { return source * max_tokens + row; }
@@ -126,12 +134,13 @@ constexpr int kNvfp4ScaleChannels = 16;  ///< a scale is a byte: four of them in
 
 /// A row of dispatch as it travels, in tagged lines. The first ones carry a header of words (the token's index at its
 /// source, for each selection the expert and its place among the source's entries that name this expert, and by rails
-/// the row's slot on the expert's rank), words of scales (float32, also for UE8M0; NVFP4: four E4M3); the others carry
-/// the payload, in vectors of 16 bytes.
+/// the row's slot on the expert's rank, or, never by rails, its weight in combine), words of scales (float32, also for
+/// UE8M0; NVFP4: four E4M3); the others carry the payload, in vectors of 16 bytes.
 struct LowLatencyRow {
   int hidden, num_topk;
   LowLatencyFormat format;
   bool by_rails = false;
+  bool weighted = false;
 
   DEEP_EP_HOST_DEVICE bool scaled() const { return format != LowLatencyFormat::bf16; }
   DEEP_EP_HOST_DEVICE bool nvfp4() const { return format == LowLatencyFormat::nvfp4; }
@@ -140,7 +149,8 @@ struct LowLatencyRow {
   static constexpr int kToken = 0;
   DEEP_EP_HOST_DEVICE int selection_word(int k) const { return 1 + k; }
   DEEP_EP_HOST_DEVICE int slot_word(int k) const { return 1 + num_topk + k; }
-  DEEP_EP_HOST_DEVICE int header_words() const { return 1 + num_topk * (by_rails ? 2 : 1); }
+  DEEP_EP_HOST_DEVICE int weight_word(int k) const { return slot_word(k); }
+  DEEP_EP_HOST_DEVICE int header_words() const { return 1 + num_topk * (by_rails || weighted ? 2 : 1); }
 
   // Offsets in the row, without tags.
   DEEP_EP_HOST_DEVICE std::uint32_t scales_at() const { return 4 * static_cast<std::uint32_t>(header_words()); }
@@ -233,11 +243,14 @@ struct LowLatencyDispatchParams : LowLatencyCallParams {
   LowLatencyFormat format;
 
   // What is sent.
-  const std::byte* x;         ///< [num_tokens, hidden] bfloat16
-  const float* global_scale;  ///< [1], of nvfp4; nullptr: 1
+  const std::byte* x;            ///< [num_tokens, hidden] bfloat16
+  const float* combine_weights;  ///< [num_tokens, num_topk], if rows carry weights
+  const float* global_scale;     ///< [1], of nvfp4; nullptr: 1
 
-  /// A row as it travels, directly or by rails.
-  DEEP_EP_HOST_DEVICE LowLatencyRow row(bool by_rails) const { return {hidden, num_topk, format, by_rails}; }
+  /// A row as it travels, directly or by rails, with weights or without.
+  DEEP_EP_HOST_DEVICE LowLatencyRow row(bool by_rails, bool weighted = false) const {
+    return {hidden, num_topk, format, by_rails, weighted};
+  }
 
   // What is received: R = num_ranks, M = max_tokens, L = num_local_experts.
   DEEP_EP_HOST_DEVICE LowLatencyScales scale_layout() const { return {format, hidden, expert_rows()}; }

@@ -428,6 +428,7 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
     const bool use_nvfp4 = read.get<bool>("use_nvfp4");
     read("x_global_scale", arguments.x_global_scale);
     const bool align_fp8_quantization = read.get<bool>("align_fp8_quantization");
+    read("combine_weights", arguments.combine_weights);
     arguments.format = format_of(use_fp8, round_scale, use_ue8m0, use_nvfp4, align_fp8_quantization);
     if (arguments.return_recv_hook) arguments.owner = keep(read.given());  // for the part that waits for the hook
     LowLatencyDispatchResult result = run(options, arguments, &Buffer::low_latency_dispatch);

@@ -416,6 +416,7 @@ class Buffer(NativeOwner):
         use_nvfp4: bool = False,
         x_global_scale: Optional[torch.Tensor] = None,
         align_fp8_quantization: bool = False,
+        combine_weights: Optional[torch.Tensor] = None,
     ) -> Tuple[Any, torch.Tensor, LowLatencyHandle, EventOverlap, Hook]:
         """Sends every token to each of its experts.
 
@@ -440,6 +441,9 @@ class Buffer(NativeOwner):
                 ``None``: 1.
             align_fp8_quantization: cast as the per-token-group quantisers of SGLang and Megatron do, bit for bit: true
                 divisions, amax at least 1e-10. Only with ``use_fp8`` and without ``round_scale``; else without effect.
+            combine_weights: ``[T, K]`` float32: the ``topk_weights`` of all combines with this handle, whose ``topk_idx``
+                is this one, too (otherwise their results are undefined). Combine takes less time then, among ranks that
+                reach each other by NVLink and without ``enable_shrink``. Not part of upstream's interface.
 
         Returns:
             The rows ``[L, R * M, H]``: bfloat16, or (``float8_e4m3fn``, scales), scales float32 ``[L, R * M, H / 128]``
@@ -473,6 +477,7 @@ class Buffer(NativeOwner):
             use_nvfp4,
             scale,
             align_fp8_quantization,
+            combine_weights,
         )
         if use_nvfp4:  # views, experts last, that show the insides of the scales' tiles
             values, scales = rows
@@ -480,7 +485,7 @@ class Buffer(NativeOwner):
         kept = None
         if async_finish:
             kept = (x, topk_idx, rows, count, handle, cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats,
-                    arrival_counters, x_global_scale)
+                    arrival_counters, x_global_scale, combine_weights)
         return rows, count, handle, EventOverlap(event, kept), hook  # type: ignore[return-value]
 
     def low_latency_combine(

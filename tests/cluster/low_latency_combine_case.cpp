@@ -65,8 +65,14 @@ LowLatencyCombineCase make_combine_case_after(LowLatencyCase before, std::int64_
   return one;
 }
 
-LowLatencyHandle dispatch_low_latency(Rank& rank, Buffer& buffer, const LowLatencyCombineCase& one) {
-  return buffer.low_latency_dispatch(upload_arguments(rank, one.before), rank.call()).handle;
+LowLatencyHandle dispatch_low_latency(Rank& rank, Buffer& buffer, const LowLatencyCombineCase& one, bool weights) {
+  LowLatencyDispatchArguments arguments = upload_arguments(rank, one.before);
+  const oracle::Selection& selection = one.inputs[index(rank.rank())].selection;
+  if (weights) {
+    arguments.combine_weights =
+        rank.upload(selection.weights, DType::float32, {selection.tokens, one.before.shape.topk});
+  }
+  return buffer.low_latency_dispatch(arguments, rank.call()).handle;
 }
 
 LowLatencyCombineArguments upload_combine(Rank& rank, const LowLatencyCombineCase& one,

@@ -25,8 +25,9 @@ LowLatencyCombineCase make_low_latency_combine_case(const LowLatencyCaseShape& s
 /// After a dispatch of bfloat16 rows.
 LowLatencyCombineCase make_combine_case_after(LowLatencyCase before, std::int64_t hidden = 0);
 
-/// Dispatches.
-LowLatencyHandle dispatch_low_latency(Rank& rank, Buffer& buffer, const LowLatencyCombineCase& one);
+/// Dispatches; `weights`: those of the combine, too.
+LowLatencyHandle dispatch_low_latency(Rank& rank, Buffer& buffer, const LowLatencyCombineCase& one,
+                                      bool weights = false);
 /// Uploads what the rank hands to combine.
 LowLatencyCombineArguments upload_combine(Rank& rank, const LowLatencyCombineCase& one, const LowLatencyHandle& handle);
 /// The arguments of a combine of what lies in its own memory, all with one weight, for these selections.

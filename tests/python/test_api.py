@@ -48,7 +48,7 @@ SIGNATURES = {
     Buffer.low_latency_dispatch: "self, x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts, "
     "cumulative_local_expert_recv_stats=None, dispatch_wait_recv_cost_stats=None, use_fp8=True, round_scale=False, "
     "use_ue8m0=False, async_finish=False, return_recv_hook=False, arrival_counters=None, arrival_rows=0, "
-    "use_nvfp4=False, x_global_scale=None, align_fp8_quantization=False",
+    "use_nvfp4=False, x_global_scale=None, align_fp8_quantization=False, combine_weights=None",
     Buffer.low_latency_combine: "self, x, topk_idx, topk_weights, handle, use_logfmt=False, zero_copy=False, "
     "async_finish=False, return_recv_hook=False, out=None, combine_wait_recv_cost_stats=None, *, "
     "overlap=False, packed_recv_count=None, comp_signal=None, block_m=64, threshold=0, num_sms=3, "

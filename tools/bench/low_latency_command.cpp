@@ -32,6 +32,7 @@ struct LowLatencyBenchOptions : BenchOptions {
 
   bool nvlink = true;          ///< false: all ranks reach each other by RDMA
   bool masking = false;        ///< buffers with LowLatencyOptions::masking
+  bool weights = false;        ///< dispatches bring the weights of combine
   std::string rails = "auto";  ///< rows between nodes by rails: auto, always, never
   bool graphs = true;          ///< also replays of CUDA graphs, where there are any
 
@@ -59,7 +60,7 @@ class LowLatencyMeasurer {
         executor_(*task.executor),
         common_(common),
         report_(report),
-        rank_(task, options.buffer(task.shape.ranks)),
+        rank_(task, options.buffer(task.shape.ranks), options.weights),
         meter_(*task.bootstrap, executor_, rank_.stream()) {
     if (executor_.device().kind == Device::Kind::cpu) return;
     // It takes a GPU longer to fill than the host needs to enqueue a call.
@@ -207,6 +208,7 @@ std::string explanation(const LowLatencyBenchOptions& options, Device::Kind devi
     text += fmt::format("The ranks play {} nodes, and reach other nodes by RDMA.\n", options.nodes);
   text += options.masking ? "Buffers with masking, whose rows never go by rails.\n"
                           : fmt::format("Rows between nodes by rails: {}.\n", options.rails);
+  if (options.weights) text += "Dispatches bring the weights of combine.\n";
   if (!options.nvlink) text += "No NVLink: the ranks reach each other by RDMA.\n";
   return text +
          fmt::format(
@@ -218,7 +220,7 @@ std::string explanation(const LowLatencyBenchOptions& options, Device::Kind devi
 
 int run_low_latency_bench(LowLatencyBenchOptions options) {
   BenchRun run(kLowLatency, options);
-  if (options.masking) run.common.note = "masking";
+  if (options.masking || options.weights) run.common.note = options.masking ? "masking" : "weights";
   Report report(options.csv, run.speaks,
                 {{{"tokens", &Figure::tokens}, 7},
                  {{"operation", &Figure::operation}, 16},
@@ -257,6 +259,7 @@ void add_bench_low_latency(CLI::App& bench, Action& action) {
       ->check(CLI::IsMember({"auto", "always", "never"}))
       ->capture_default_str();
   add_off_flag(*command, "--no-graphs", o.graphs, "Leave out replays of CUDA graphs");
+  command->add_flag("--weights", o.weights, "Give the weights of combine to dispatch, as combine_weights");
   command->add_flag("--masking", o.masking, "Buffers that mask a rank that does not come, as low_latency.masking does");
   command->callback([options, &action] { action = [options] { return run_low_latency_bench(*options); }; });
 }

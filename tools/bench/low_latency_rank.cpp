@@ -44,10 +44,11 @@ std::size_t first_wrong(std::span<const std::uint16_t> row, const oracle::LowLat
 
 }  // namespace
 
-LowLatencyRank::LowLatencyRank(const RankTask& task, const BufferOptions& base)
+LowLatencyRank::LowLatencyRank(const RankTask& task, const BufferOptions& base, bool weights)
     : shape_(task.shape),
       rank_(task.rank()),
       options_(with_sizes(base, shape_)),
+      gives_weights_(weights),
       executor_(*task.executor),
       stream_(executor_),
       buffer_(task.bootstrap, task.executor, options_),
@@ -72,6 +73,7 @@ LowLatencyDispatchResult LowLatencyRank::dispatch(oracle::RowFormat format, bool
   arguments.num_experts = shape_.experts;
   arguments.format = static_cast<LowLatencyFormat>(format);  // in the same order
   if (format == oracle::RowFormat::nvfp4) arguments.x_global_scale = global_scale_.view();
+  if (gives_weights_) arguments.combine_weights = weights_.view();
   arguments.return_recv_hook = hook;
   return buffer_.low_latency_dispatch(arguments, {.stream = stream_});
 }

@@ -14,8 +14,8 @@ namespace deep_ep::tools {
 class LowLatencyRank {
  public:
   /// Collective. The task must outlive the object; its shape's tokens are also max_tokens. `base`: all options of the
-  /// buffer but sizes.
-  LowLatencyRank(const RankTask& task, const BufferOptions& base);
+  /// buffer but sizes. `weights`: dispatches bring those of combine.
+  LowLatencyRank(const RankTask& task, const BufferOptions& base, bool weights = false);
 
   StreamHandle stream() const { return stream_; }
   Buffer& buffer() { return buffer_; }
@@ -50,6 +50,7 @@ class LowLatencyRank {
   const WorkloadShape& shape_;
   int rank_;
   BufferOptions options_;
+  bool gives_weights_;
   Executor& executor_;
   Stream stream_;
   Buffer buffer_;

@@ -21,6 +21,7 @@ constexpr int kHostWarpsPerRow = 2;
 bool goes_unreduced(const LowLatencyCombineArguments& arguments, const LowLatencyCombineParams& params,
                     const LowLatencySetup& setup) {
   if (!arguments.return_recv_hook || setup.rdma() || setup.common.mask != nullptr) return false;
+  if (arguments.handle->has_weights) return false;
   const std::size_t rows = static_cast<std::size_t>(params.max_tokens) * static_cast<std::size_t>(int{params.num_topk});
   const std::size_t room = params.common.window.source_bytes * static_cast<std::size_t>(int{params.common.num_ranks});
   return rows * params.row_bytes <= room;
@@ -43,6 +44,9 @@ void set_overlap(LowLatencyCombineParams& params, const LowLatencyCombineArgumen
   if (setup.rdma() || setup.common.mask != nullptr) {
     fail<Unsupported>("overlap needs a buffer {}: others add up rows before they send them, and wait for all of them",
                       setup.rdma() ? "whose ranks all reach each other by NVLink" : "made without low_latency.masking");
+  }
+  if (arguments.handle->has_weights) {
+    throw Unsupported("overlap needs a dispatch without combine_weights: with them a row's parts leave as one sum");
   }
   if (!unreduced) {
     fail<Unsupported>(
@@ -105,8 +109,9 @@ void check_handle(const LowLatencyHandle& handle, const LowLatencySetup& setup) 
   check_range("handle.num_tokens", handle.num_tokens, 0, handle.max_tokens);
   check_range("handle.num_topk", handle.num_topk, 1, kMaxTopk);
   check_experts("handle.num_experts", handle.num_experts, num_ranks, setup.max_local_experts);
+  const LowLatencyRowTable table{nullptr, num_ranks, handle.max_tokens, handle.num_topk};
   check_tensor("handle.row_table", handle.row_table.view(), setup.device, {DType::int32},
-               {2 + std::int64_t{handle.max_tokens} * (1 + handle.num_topk), num_ranks});
+               {table.height(handle.has_weights), num_ranks});
 }
 
 }  // namespace
@@ -138,13 +143,14 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
   const bool unreduced = goes_unreduced(arguments, params, setup);
   if (arguments.overlap) set_overlap(params, arguments, unreduced, setup);
   params.call_shape = call_shape_of({params.max_tokens, params.num_topk, params.hidden, params.num_local_experts,
-                                     unreduced ? 1 : 0, params.common.rail_width});
+                                     unreduced ? 1 : 0, params.common.rail_width, handle.has_weights ? 1 : 0});
   params.row_table = handle.row_table.as<std::int32_t>();
   params.topk_weights = arguments.topk_weights.as<float>();
 
-  plan.choose(unreduced      ? choices::combine_low_latency_unreduced
-              : setup.rdma() ? choices::combine_low_latency_rdma
-                             : choices::combine_low_latency,
+  plan.choose(unreduced            ? choices::combine_low_latency_unreduced
+              : handle.has_weights ? choices::combine_low_latency_weighted
+              : setup.rdma()       ? choices::combine_low_latency_rdma
+                                   : choices::combine_low_latency,
               setup);
   const int sms = plan.most_working_blocks(arguments.num_sms, setup);
   const bool few = arguments.overlap && arguments.overlap->num_sms != 0;

@@ -17,7 +17,7 @@ namespace deep_ep {
 namespace {
 
 /// Grid and shared memory of a part. `plan`: complete but for its parts.
-LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyDispatchPlan& plan, int num_sms,
+LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyDispatchPlan& plan, int num_sms, bool weighted,
                          const LowLatencySetup& setup) {
   const LowLatencyDispatchParams& params = plan.params;
   const int ranks = params.common.num_ranks;
@@ -31,7 +31,7 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyDispatchPlan& pl
       std::clamp<std::int64_t>(std::max(to_send, to_receive), least, plan.most_working_blocks(num_sms, setup, least)));
   const bool by_rails = params.common.rail_width != 0;
   const device::low_latency::DispatchShared shared(Carver::without_memory(), ranks, params.num_experts(),
-                                                   sends(phase) ? params.row(by_rails).stage_bytes() : 0,
+                                                   sends(phase) ? params.row(by_rails, weighted).stage_bytes() : 0,
                                                    plan.posters != 0 ? plan.warps : 0);
   part.shape = {part.working_blocks + plan.posters, plan.warps * 32, shared.bytes};
   return part;
@@ -119,17 +119,24 @@ LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& argument
   params.recv_stats =
       checked_memory<std::int32_t>("cumulative_local_expert_recv_stats", arguments.cumulative_local_expert_recv_stats,
                                    device, DType::int32, {params.num_local_experts});
+  params.combine_weights =
+      checked_memory<float>("combine_weights", arguments.combine_weights, device, DType::float32, {x.size(0), topk});
+  const bool weighted = weights_travel(arguments, setup);
   set_arrivals(params, arguments, setup);
-  choose_rails(!arguments.return_recv_hook, params, params.row(false).bytes(), params.row(true).bytes(), setup);
+  choose_rails(!arguments.return_recv_hook, params, params.row(false, weighted).bytes(), params.row(true).bytes(),
+               setup);
   params.call_shape =
       call_shape_of({params.max_tokens, params.hidden, params.num_local_experts, static_cast<int>(params.format),
-                     params.num_topk, params.common.rail_width, too_many_tokens(arguments) ? 1 : 0});
+                     params.num_topk, params.common.rail_width, weighted ? 1 : 0, too_many_tokens(arguments) ? 1 : 0});
   if (too_many_tokens(arguments)) params.num_tokens = 0;
 
-  plan.choose(setup.rdma() ? choices::dispatch_low_latency_rdma : choices::dispatch_low_latency, setup);
+  plan.choose(weighted       ? choices::dispatch_low_latency_weighted
+              : setup.rdma() ? choices::dispatch_low_latency_rdma
+                             : choices::dispatch_low_latency,
+              setup);
   params.warps_per_row = warps_per_row(plan, arguments.num_sms, setup);
   plan.plan_parts(arguments.return_recv_hook, setup,
-                  [&](LowLatencyPhase phase) { return plan_part(phase, plan, arguments.num_sms, setup); });
+                  [&](LowLatencyPhase phase) { return plan_part(phase, plan, arguments.num_sms, weighted, setup); });
   return plan;
 }
 
@@ -140,14 +147,14 @@ LowLatencyDispatchResult LowLatency::dispatch(const LowLatencyDispatchArguments&
   // The rows by themselves, because they are large and often dropped early.
   LowLatencyDispatchParams& params = plan.params;
   const std::int64_t ranks = params.common.num_ranks, blocks = params.num_local_experts;
-  const std::int64_t table_rows = 2 + std::int64_t{params.max_tokens} * (1 + params.num_topk);
+  const bool weighted = weights_travel(arguments, setup_);
   const Device& device = setup_.device;
   // Programs look at layout_range, but combine does not need it.
   const std::array pieces = {
       received_rows(params, device),
       std::vector{unplaced(device, DType::int32, {blocks}), unplaced(device, DType::int64, {blocks, ranks})}};
   const std::array of_handle = {unplaced(device, DType::int32, {blocks, params.expert_rows()}),
-                                unplaced(device, DType::int32, {table_rows, ranks})};
+                                unplaced(device, DType::int32, {params.table().height(weighted), ranks})};
   CallScope scope(runtime_.calls(), call);
   scope.without_event();
   const std::vector<Tensor> made = scope.result_tensors(pieces, of_handle);
@@ -163,7 +170,8 @@ LowLatencyDispatchResult LowLatency::dispatch(const LowLatencyDispatchArguments&
                    .max_tokens = params.max_tokens,
                    .num_topk = params.num_topk,
                    .num_experts = arguments.num_experts,
-                   .hidden = params.hidden};
+                   .hidden = params.hidden,
+                   .has_weights = weighted};
   params.recv_x = made[0].as<std::byte>();
   params.recv_scales = memory_of<std::byte>(result.recv_x_scales);
   params.recv_count = others[0].as<std::int32_t>();

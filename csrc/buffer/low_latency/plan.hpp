@@ -112,6 +112,12 @@ inline bool too_many_tokens(const LowLatencyDispatchArguments& arguments) {
 LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& arguments, const LowLatencySetup& setup);
 LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, const LowLatencySetup& setup);
 
+/// Do the dispatch's rows carry weights? Not where a rank may be left out, and not where other ranks have to know which
+/// rows an owner expects.
+inline bool weights_travel(const LowLatencyDispatchArguments& arguments, const LowLatencySetup& setup) {
+  return arguments.combine_weights && !setup.rdma() && setup.common.mask == nullptr;
+}
+
 /// What must be equal on all ranks of a call, in a word that travels with it: ranks that disagree would misread each
 /// other.
 inline std::uint32_t call_shape_of(std::initializer_list<int> fields) {

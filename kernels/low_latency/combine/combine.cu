@@ -2,7 +2,8 @@
 //
 // Each rank sums the rows of its own experts and sends one row per token to the token's owner, which adds up the ranks'
 // rows (add.hpp). Send part: owners announce their tokens' selections, expert ranks sum and push. Receive part: owners
-// add.
+// add. If the weights came with the dispatch, expert ranks push without an announcement: an owner only says which call
+// it means, and a late one holds up no sender.
 //
 // What waits for what, which decides how long a call with few tokens takes:
 //   owner     counters, selections, acknowledgements (one load time) -> cells to the peers (one trip)
@@ -61,20 +62,30 @@ struct Announcer {
 /// Groups of warps take rows in turn (ReceivedRows), those of an owner in token order, so that it can begin to add. The
 /// warps of a group share a row by its lines and need nothing from each other: each looks for the owner's selections,
 /// sums its channels and stores its lines.
-template <class Call>
+template <class Call, bool kWeighted>
 struct CombinePusher {
   const LowLatencyCombineParams& params;
   const CombineWire& wire;
-  ReceivedRows received;
+  ReceivedRows<kWeighted> received;
   int warp;                      ///< in the group
   const std::uint32_t& meaning;  ///< see meaning_of()
+  OwnersRoom<Call> room{};       ///< if the weights are known
 
   static constexpr int kTogether = 8;  ///< loads of a thread that are under way at once
 
+  /// Starts the loads that do not depend on the call.
+  DEEP_EP_DEVICE void load_first(bool reads_counters) {
+    received.load_first();
+    if (kWeighted) room.load_first(Call(params.common, 0, params.row_bytes), reads_counters);
+  }
   /// All rows in turn.
   DEEP_EP_DEVICE void push_all(const Call& call) const {
     // By rails rows go to other ranks than those that announce that they want them.
     if (call.uses_rails() && !await_relays(call)) return;
+    if constexpr (kWeighted) {
+      if (!room.await(call)) return;
+      if (block_index() == 0 && warp_index() == 0) announce_meaning(params, call, meaning);
+    }
     received.each([&](const CombineRow& row, int) {
       // The same for all lanes, even while another warp masks the rank.
       return warp::any(masked(params.common, row.source)) || push(call, row) || !warp::any(aborted(params.common.wait));
@@ -159,8 +170,12 @@ struct CombinePusher {
       // 2. Which rows does the owner want?
       if (!chosen) {
         chosen = true;
-        std::uint32_t choice = 0;
-        if (!await_choice(call, row, choice, weight)) return false;
+        std::uint32_t choice = rows;
+        if (kWeighted) {
+          weight = row.weight;
+        } else if (!await_choice(call, row, choice, weight)) {
+          return false;
+        }
         if (choice != rows) {  // rare: begins again with the rows that are left
           rows = rows_to_load = rows_to_add = choice;
           pieces = steps * count_bits(rows);
@@ -277,9 +292,9 @@ DEEP_EP_DEVICE void await_all_begun(const Call& call) {
   });
 }
 
-/// kRdma: some ranks are reached by RDMA. A kernel of its own, so that the other one does not carry its registers and
-/// instructions.
-template <bool kRdma>
+/// kRdma: some ranks are reached by RDMA. kWeighted: the weights came with the dispatch. Kernels of their own, so that
+/// the first one does not carry their registers and instructions.
+template <bool kRdma, bool kWeighted>
 DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byte* memory) {
   using Call = CombineCall<kRdma>;
   const LowLatencyParams& common = params.common;
@@ -294,18 +309,21 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   const bool pushes = group < groups && !posts;
 
   // 1. Loads under way.
-  CombinePusher<Call> pusher{params, wire, {params, group, groups}, warp % params.warps_per_row, shared.words->meaning};
-  if (pushes) pusher.received.load_first();
-  const Announcer<Call> announcer(params, no_call, sends(params.phase) && !posts);
+  const bool last_warp = warp == block_warps() - 1;
+  CombinePusher<Call, kWeighted> pusher{
+      params, wire, {params, group, groups}, warp % params.warps_per_row, shared.words->meaning};
+  if (pushes) pusher.load_first(last_warp);
+  const bool acknowledges_itself = kWeighted && params.phase == LowLatencyPhase::receive;
+  LowLatencyCounters& counters = common.counters(LowLatencyKind::combine);
+  const Announcer<Call> announcer(params, no_call, sends(params.phase) && !posts && !kWeighted);
 
   // 2. Which call is this? The last warp then does what no other waits for: it tells the peers which call this rank is
   // done with, and moves the counters on.
-  const bool last_warp = warp == block_warps() - 1;
   const LowLatencyEpochs epochs = read_epochs(params, *shared.words, last_warp);
   const Call sending(common, epochs.send, params.row_bytes);
   if (last_warp) {
     if (block_index() == 0) sending.acknowledge_all(epochs.receive - 1, masks && sends(params.phase));
-    if (lane_index() == 0) common.counters(LowLatencyKind::combine).arrive(epochs, params.phase);
+    if (lane_index() == 0 && !acknowledges_itself) counters.arrive(epochs, params.phase);
     warp::sync();
   }
   if constexpr (kRdma) {
@@ -320,12 +338,22 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
 
   // 4. Add up the rows that come; where ranks are masked, with the same ranks in all tokens.
   const Call receiving(common, epochs.receive, params.row_bytes);
+  if (kWeighted && last_warp && block_index() == grid_blocks() - 1) {  // no sender has looked
+    await_meanings(receiving, Wanted::low_latency_combine_selection, shared.words->meaning);
+  }
   const CombineAdder<kRdma> adder{params, wire, receiving, shared.words->meaning, warp, block_warps()};
   receive_with_masks(common, LowLatencyKind::combine, shared.words->masks,
                      [&](bool again) { adder.add_all(again ? 0 : block_index(), again ? 1 : common.working_blocks); });
+  if (!acknowledges_itself) return;
+
+  // 5. With two calls in flight the next one may be what waits for room: so the last block acknowledges this one.
+  block::sync();
+  const bool last = thread_index() == 0 && counters.arrive(epochs, params.phase);
+  if (warp == 0 && warp::any(last && !aborted(common.wait))) receiving.acknowledge_all(epochs.receive);
 }
 
 }  // namespace deep_ep::device::low_latency
 
-DEEP_EP_DEFINE_KERNEL(combine_low_latency, deep_ep::device::low_latency::combine_body<false>)
-DEEP_EP_DEFINE_KERNEL(combine_low_latency_rdma, deep_ep::device::low_latency::combine_body<true>)
+DEEP_EP_DEFINE_KERNEL(combine_low_latency, (deep_ep::device::low_latency::combine_body<false, false>))
+DEEP_EP_DEFINE_KERNEL(combine_low_latency_weighted, (deep_ep::device::low_latency::combine_body<false, true>))
+DEEP_EP_DEFINE_KERNEL(combine_low_latency_rdma, (deep_ep::device::low_latency::combine_body<true, false>))

@@ -114,6 +114,49 @@ DEEP_EP_DEVICE int announced_member(const LowLatencyCombineParams& params, const
   return rank >= 0 && call.in_own_node(rank) ? rank : -1;
 }
 
+/// By one warp: tells all ranks what this one means by the call, in place of its first selection. There is room.
+template <class Call>
+DEEP_EP_DEVICE void announce_meaning(const LowLatencyCombineParams& params, const Call& call, std::uint32_t meaning) {
+  const Place<Cell> told = params.common.window.selections.at(call.epoch, params.common.rank);
+  warp::each(params.common.num_ranks, [&](int peer) {
+    Selection{-1, 0.0f}.announce(params, told.in(params.common.heaps[peer]), call.epoch, meaning);
+  });
+}
+/// By one warp: waits until all ranks have, acquiring what they sent before. All mean the same call, or it is over.
+template <class Call>
+DEEP_EP_DEVICE void await_meanings(const Call& call, Wanted wanted, std::uint32_t meaning) {
+  warp::each(call.common.num_ranks, [&](int peer) {
+    wait_until(call.policy(), {peer, wanted, call.epoch}, [&](const Poll&) {
+      Selection none;
+      return load_announced(call, meaning, peer, call.selections(peer), none);
+    });
+    fence<Scope::system>();
+  });
+}
+
+/// The owners' room for rows that wait for no announcement, which would say it. By whole warps.
+template <class Call>
+struct OwnersRoom {
+  std::uint64_t seen = 0;  ///< by the lane's first owner acknowledged when the kernel began ...
+  bool looked = false;     ///< ... if this warp has looked then
+
+  /// Starts the loads, before the call is known. The warp that reads the counters does not look yet: nothing of a warp
+  /// comes before what it has acquired, and the block waits for what that warp loads next.
+  DEEP_EP_DEVICE void load_first(const Call& no_call, bool reads_counters) {
+    looked = !reads_counters;
+    if (looked && lane_index() < no_call.common.num_ranks) seen = no_call.load_acknowledged(lane_index());
+  }
+  /// Waits until all owners have room. False: the call is over.
+  DEEP_EP_DEVICE bool await(const Call& call) const {
+    bool there = true;
+    warp::each(call.common.num_ranks, [&](int owner) {
+      const bool known = looked && owner < kWarpSize;
+      if (!call.has_room(known ? seen : call.load_acknowledged(owner))) there = call.await_room(owner) && there;
+    });
+    return warp::agree(there);  // what follows in other lanes comes after the owners' reads
+  }
+};
+
 /// The most rows that fall to each of `groups` groups of a grid.
 DEEP_EP_HOST_DEVICE constexpr int rows_of_group(int num_ranks, int max_tokens, int groups) {
   return groups == 0 ? 0 : (num_ranks * max_tokens + groups - 1) / groups;
@@ -161,9 +204,12 @@ struct CombineRow {
   std::int32_t rows;      ///< of the source; this one is there if `index` is below
   std::int32_t token;     ///< at the source
   std::int32_t position;  ///< in each lane that of a selection, negative: not on this rank
+  float weight;           ///< of that, if weights came with the dispatch
 };
 
 /// Groups of warps take the rows in turn. Neighbouring rows belong to different owners: all links are busy at once.
+/// `kWeighted`: weights came with the dispatch.
+template <bool kWeighted>
 struct ReceivedRows {
   const LowLatencyCombineParams& params;
   int group, groups;      ///< in the block
@@ -224,6 +270,7 @@ struct ReceivedRows {
     row.position = -1;
     if (lane_index() < params.num_topk) {
       row.position = load_stream(params.table().position(row.source, row.index, lane_index()));
+      if (kWeighted) row.weight = load_stream(params.table().weight(row.source, row.index, lane_index()));
     }
     return row;
   }

@@ -40,26 +40,22 @@ struct UnreducedPusher {
 
   const LowLatencyCombineParams& params;
   const CombineWire& wire;
-  ReceivedRows received;
-  int warp;                ///< in the group
-  std::uint32_t* pushed;   ///< with signals: for each row of the group a bit for each selection that has left
-  std::uint64_t seen = 0;  ///< by the lane's first owner acknowledged when the kernel began ...
-  bool looked = false;     ///< ... if this warp has looked then
+  ReceivedRows<false> received;
+  int warp;               ///< in the group
+  std::uint32_t* pushed;  ///< with signals: for each row of the group a bit for each selection that has left
+  OwnersRoom<UnreducedCall> room{};
 
-  /// Starts the loads that do not depend on the call. The warp that reads the counters does not look for room yet:
-  /// nothing of a warp comes before what it has acquired, and the block waits for what that warp loads next.
+  /// Starts the loads that do not depend on the call.
   DEEP_EP_DEVICE void load_first(bool reads_counters) {
-    const UnreducedCall no_call(params.common, 0, params.row_bytes);
     int& sharing = received.sharing;
     while (params.expert_rows() << (sharing + 1) <= received.step() && 1 << sharing < params.num_topk) ++sharing;
     received.load_first();
-    looked = !reads_counters;
-    if (looked && lane_index() < params.common.num_ranks) seen = no_call.load_acknowledged(lane_index());
+    room.load_first(UnreducedCall(params.common, 0, params.row_bytes), reads_counters);
   }
 
   /// By whole warps: all rows, once their owners have room.
   DEEP_EP_DEVICE void push_all(const UnreducedCall& call) const {
-    if (!await_room(call)) return;
+    if (!room.await(call)) return;
     if (params.signals.words == nullptr) {
       push_rows<false>(call);
       return;
@@ -77,16 +73,6 @@ struct UnreducedPusher {
 
  private:
   static constexpr int kNoSignal = -1;
-
-  /// Waits until all owners have room. False: the call is over.
-  DEEP_EP_DEVICE bool await_room(const UnreducedCall& call) const {
-    bool there = true;
-    warp::each(params.common.num_ranks, [&](int owner) {
-      const bool known = looked && owner < kWarpSize;
-      if (!call.has_room(known ? seen : call.load_acknowledged(owner))) there = call.await_room(owner) && there;
-    });
-    return warp::agree(there);  // what follows in other lanes comes after the owners' reads
-  }
 
   /// Pushes the group's rows; kSignalled: those that are there and have not left. Returns a signal that another waits
   /// for.
@@ -164,17 +150,6 @@ struct UnreducedPusher {
   }
 };
 
-/// By one warp of the rank: waits until every rank has sent all its rows, and all mean the same call.
-DEEP_EP_DEVICE void await_all_sent(const UnreducedCall& call, std::uint32_t meaning) {
-  warp::each(call.common.num_ranks, [&](int peer) {
-    wait_until(call.policy(), {peer, Wanted::low_latency_combine_rows, call.epoch}, [&](const Poll&) {
-      Selection none;
-      return load_announced(call, meaning, peer, call.selections(peer), none);
-    });
-    fence<Scope::system>();  // acquires the rows
-  });
-}
-
 /// One part of the call, as params.phase says.
 DEEP_EP_DEVICE void combine_unreduced_body(const LowLatencyCombineParams& params, std::byte* memory) {
   const LowLatencyParams& common = params.common;
@@ -211,7 +186,9 @@ DEEP_EP_DEVICE void combine_unreduced_body(const LowLatencyCombineParams& params
     if (last_warp && block_index() == 0) call.acknowledge_all(epochs.receive - 1);
     if (pushes) pusher.push_all(call);
   } else {
-    if (block_index() == grid_blocks() - 1 && warp == 0) await_all_sent(call, shared.words->meaning);
+    if (block_index() == grid_blocks() - 1 && warp == 0) {  // a rank says so when it has sent all its rows
+      await_meanings(call, Wanted::low_latency_combine_rows, shared.words->meaning);
+    }
     const int member = (block_index() & by_two) * block_warps() + warp;
     const CombineAdder<false, true> adder{params, wire, call, shared.words->meaning, member, block_warps() << by_two,
                                           loaded, first};
@@ -232,10 +209,7 @@ DEEP_EP_DEVICE void combine_unreduced_body(const LowLatencyCombineParams& params
   warp::sync();
   if (!sending) return call.acknowledge_all(epochs.receive);
   fence<Scope::system>();  // releases what all blocks have sent
-  const Place<Cell> told = common.window.selections.at(call.epoch, common.rank);
-  warp::each(common.num_ranks, [&](int peer) {
-    Selection{-1, 0.0f}.announce(params, told.in(common.heaps[peer]), call.epoch, shared.words->meaning);
-  });
+  announce_meaning(params, call, shared.words->meaning);
 }
 
 }  // namespace deep_ep::device::low_latency

@@ -384,9 +384,12 @@ struct DispatchReceiver {
   DEEP_EP_DEVICE void note_row(const LinePart& head, int source, int slot, std::int32_t position) const {
     const int lane = lane_index();
     const auto token = static_cast<std::int32_t>(header_word(head, LowLatencyRow::kToken));
+    const int own_word = row.weight_word(lane < params.num_topk ? lane : 0);
+    const float weight = row.weighted ? float_from_bits(header_word(head, own_word)) : 0.0f;
     if (lane == 0) *params.table().token(source, slot) = token;
     if (lane >= params.num_topk) return;
     *params.table().position(source, slot, lane) = position;
+    if (row.weighted) *params.table().weight(source, slot, lane) = weight;
     if (position >= 0) params.src_info[position] = token;
   }
 };

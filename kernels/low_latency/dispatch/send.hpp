@@ -120,6 +120,7 @@ struct DispatchSender {
   int token = 0;
   Vec16 vector{};
   std::int64_t own = -1;      ///< of the deciding warp: the lane's selection of the token
+  float own_weight = 0.0f;    ///< and its weight, if weights travel
   std::int64_t other = -1;    ///< of the first tokens to count
   float global_scale = 1.0f;  ///< of nvfp4
 
@@ -132,7 +133,11 @@ struct DispatchSender {
     if (token >= params.num_tokens) return;
     vector = load_vector(thread_index());
     global_scale = params.global_scale != nullptr ? load_stream(params.global_scale) : 1.0f;
-    own = decides() && lane_index() < params.num_topk ? selection(token, lane_index()) : -1;
+    const bool has_own = decides() && lane_index() < params.num_topk;
+    own = has_own ? selection(token, lane_index()) : -1;
+    if (row.weighted && has_own) {
+      own_weight = load_stream(params.combine_weights + std::int64_t{token} * params.num_topk + lane_index());
+    }
     other = load_selection(counted, token);
   }
   /// The same for a block that sends counts.
@@ -311,6 +316,7 @@ struct DispatchSender {
     header[row.selection_word(lane)] =
         LowLatencyRow::pack(expert < 0 ? LowLatencyRow::kNoExpert : static_cast<std::uint32_t>(expert), place);
     if (row.by_rails) header[row.slot_word(lane)] = expert < 0 ? 0 : shared.rows[rank];
+    if (row.weighted) header[row.weight_word(lane)] = bits_of(own_weight);
   }
 
   /// This lane's part of a line of the row.

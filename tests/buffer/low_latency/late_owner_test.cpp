@@ -1,4 +1,5 @@
-// Combine with hooks while one rank is late: within a node nobody's send part waits for it.
+// Combine with hooks while one rank is late: within a node nobody's send part waits for it, whether rows travel as the
+// experts left them or, with weights that the dispatch has brought, as sums.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -17,13 +18,13 @@ class LowLatencyLateOwnerTest : public ClusterTest {
   /// Each case three times, so that a call also takes the places of an earlier one. One rank after the other is late:
   /// it begins a combine when the send parts of all others have ended, which it hears from them.
   static void run_with_late_ranks(const ClusterOptions& where, const std::vector<LowLatencyCombineCase>& cases,
-                                  const BufferOptions& options, bool at_once = false) {
+                                  const BufferOptions& options, bool weights, bool at_once = false) {
     std::vector<std::vector<oracle::LowLatencyCombined>> expected;
-    for (const auto& one : cases) expected.push_back(one.expected_with_hooks(Topology::one_node));
+    for (const auto& one : cases) expected.push_back(expected_of(one, weights));
     run_with_buffers(where, options, [&](Rank& rank, Buffer& buffer) {
       int late = 0;
       for (std::size_t i = 0; i < cases.size(); ++i) {
-        const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, cases[i]);
+        const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, cases[i], weights);
         for (int round = 0; round < 3; ++round, late = (late + 1) % kLateOwnerRanks) {
           const LowLatencyCombineArguments arguments = upload_combine(rank, cases[i], handle);
           const auto send = [&] { return buffer.low_latency_combine(with_hook(arguments), rank.call()); };
@@ -51,8 +52,13 @@ class LowLatencyLateOwnerTest : public ClusterTest {
     });
   }
 
-  /// Cases whose selections at combine are not those of dispatch: some gone, all weights others.
-  static std::vector<LowLatencyCombineCase> cases(std::int64_t hidden, int topk, std::uint64_t seed = 0) {
+  static std::vector<oracle::LowLatencyCombined> expected_of(const LowLatencyCombineCase& one, bool weights) {
+    return weights ? one.expected() : one.expected_with_hooks(Topology::one_node);
+  }
+
+  /// Cases whose selections at combine are not those of dispatch, but where weights come with it: some gone, all
+  /// weights others.
+  static std::vector<LowLatencyCombineCase> cases(std::int64_t hidden, int topk, bool weights, std::uint64_t seed = 0) {
     std::vector<LowLatencyCombineCase> cases;
     for (const oracle::Routing routing : {oracle::Routing::uniform, oracle::Routing::duplicates}) {
       auto one = make_low_latency_combine_case({.tokens = {7, 5, 4},
@@ -61,7 +67,7 @@ class LowLatencyLateOwnerTest : public ClusterTest {
                                                 .topk = topk,
                                                 .routing = routing,
                                                 .seed = 4 * seed + cases.size() + 1});
-      change_selections(one, 0.2, 4 * seed + cases.size());
+      if (!weights) change_selections(one, 0.2, 4 * seed + cases.size());
       cases.push_back(std::move(one));
     }
     return cases;
@@ -73,7 +79,10 @@ DEEP_EP_ON_THREADS(LowLatencyLateOwnerTest);
 TEST_P(LowLatencyLateOwnerTest, NobodyWaitsForItToSend) {
   DEEP_EP_NEEDS_RANKS(kLateOwnerRanks);
   if (under_thread_sanitizer()) GTEST_SKIP() << "EverySeedGivesTheSame does the same";
-  run_with_late_ranks(cluster(kLateOwnerRanks), cases(640, 6), low_latency_options(kLateOwnerRanks, 42, 640));
+  for (const bool weights : {false, true}) {
+    run_with_late_ranks(cluster(kLateOwnerRanks), cases(640, 6, weights), low_latency_options(kLateOwnerRanks, 42, 640),
+                        weights);
+  }
 }
 
 /// Rank 1 has received neither of two calls when rank 0 sends the third, whose rows take the places of the first.
@@ -85,35 +94,36 @@ TEST_P(LowLatencyLateOwnerTest, PlacesOfACallThatIsNotReceivedAreLeftAlone) {
   };
   const LowLatencyCombineCase one = with_seed(3);
   const LowLatencyCombineCase third = with_seed(4);
-  run_with_buffers(cluster(2), low_latency_options(2, 9, 256), [&](Rank& rank, Buffer& buffer) {
-    const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
-    const LowLatencyHandle other = dispatch_low_latency(rank, buffer, third);
-    const LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
-    const auto send = [&] { return buffer.low_latency_combine(with_hook(arguments), rank.call()); };
-    const LowLatencyCombineResult first = send(), second = send();
-    rank.executor()->synchronize(rank.stream());
-    rank.bootstrap()->barrier();
-    const LowLatencyCombineArguments last = upload_combine(rank, third, other);
-    LowLatencyCombineResult result;
-    if (rank.rank() == 0) {
-      first.hook();
-      second.hook();
-      result = buffer.low_latency_combine(with_hook(last), rank.call());
-      // Time enough to write where it must not. Less of it hides a mistake, and harms nothing.
-      std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    }
-    rank.bootstrap()->barrier();
-    if (rank.rank() == 1) {
-      first.hook();
-      second.hook();
-      result = buffer.low_latency_combine(with_hook(last), rank.call());
-    }
-    result.hook();
-    const auto expected = one.expected_with_hooks(Topology::one_node);
-    for (const auto& call : {first, second}) check_low_latency_combine(rank, one, expected, call.combined_x.view());
-    check_low_latency_combine(rank, third, third.expected_with_hooks(Topology::one_node), result.combined_x.view());
-    buffer.check();
-  });
+  for (const bool weights : {false, true})
+    run_with_buffers(cluster(2), low_latency_options(2, 9, 256), [&](Rank& rank, Buffer& buffer) {
+      const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one, weights);
+      const LowLatencyHandle other = dispatch_low_latency(rank, buffer, third, weights);
+      const LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
+      const auto send = [&] { return buffer.low_latency_combine(with_hook(arguments), rank.call()); };
+      const LowLatencyCombineResult first = send(), second = send();
+      rank.executor()->synchronize(rank.stream());
+      rank.bootstrap()->barrier();
+      const LowLatencyCombineArguments last = upload_combine(rank, third, other);
+      LowLatencyCombineResult result;
+      if (rank.rank() == 0) {
+        first.hook();
+        second.hook();
+        result = buffer.low_latency_combine(with_hook(last), rank.call());
+        // Time enough to write where it must not. Less of it hides a mistake, and harms nothing.
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      }
+      rank.bootstrap()->barrier();
+      if (rank.rank() == 1) {
+        first.hook();
+        second.hook();
+        result = buffer.low_latency_combine(with_hook(last), rank.call());
+      }
+      result.hook();
+      const auto expected = expected_of(one, weights);
+      for (const auto& call : {first, second}) check_low_latency_combine(rank, one, expected, call.combined_x.view());
+      check_low_latency_combine(rank, third, expected_of(third, weights), result.combined_x.view());
+      buffer.check();
+    });
 }
 
 /// Two calls are always in flight, as with two micro-batches. A rank that has received the first has said so by that,
@@ -122,31 +132,32 @@ TEST_P(LowLatencyLateOwnerTest, NobodyWaitsForItToSendTheCallAfterTheNext) {
   DEEP_EP_NEEDS_RANKS(kLateOwnerRanks);
   const LowLatencyCombineCase one = make_low_latency_combine_case(
       {.tokens = {7, 5, 4}, .max_tokens = 28, .hidden = 256, .local_experts = 4, .topk = 4, .seed = 7});
-  const auto expected = one.expected_with_hooks(Topology::one_node);
-  run_cluster(cluster(kLateOwnerRanks), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(low_latency_options(kLateOwnerRanks, 28, 256));
-    const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
-    const LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
-    const auto send = [&] { return buffer.low_latency_combine(with_hook(arguments), rank.call()); };
-    std::vector<LowLatencyCombineResult> calls = {send(), send()};
-    for (int late = 0; late < kLateOwnerRanks; ++late) {
-      calls[calls.size() - 2].hook();
-      rank.executor()->synchronize(rank.stream());
-      rank.bootstrap()->barrier();
-      if (rank.rank() != late) {
-        calls.push_back(send());
+  for (const bool weights : {false, true})
+    run_cluster(cluster(kLateOwnerRanks), [&](Rank& rank) {
+      const auto expected = expected_of(one, weights);
+      Buffer& buffer = rank.buffer(low_latency_options(kLateOwnerRanks, 28, 256));
+      const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one, weights);
+      const LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
+      const auto send = [&] { return buffer.low_latency_combine(with_hook(arguments), rank.call()); };
+      std::vector<LowLatencyCombineResult> calls = {send(), send()};
+      for (int late = 0; late < kLateOwnerRanks; ++late) {
+        calls[calls.size() - 2].hook();
         rank.executor()->synchronize(rank.stream());
+        rank.bootstrap()->barrier();
+        if (rank.rank() != late) {
+          calls.push_back(send());
+          rank.executor()->synchronize(rank.stream());
+        }
+        rank.bootstrap()->barrier();
+        if (rank.rank() == late) calls.push_back(send());
       }
-      rank.bootstrap()->barrier();
-      if (rank.rank() == late) calls.push_back(send());
-    }
-    for (const auto& call : calls) {
-      call.hook();
-      check_low_latency_combine(rank, one, expected, call.combined_x.view());
-    }
-    buffer.check();
-    buffer.destroy();
-  });
+      for (const auto& call : calls) {
+        call.hook();
+        check_low_latency_combine(rank, one, expected, call.combined_x.view());
+      }
+      buffer.check();
+      buffer.destroy();
+    });
 }
 
 /// A call ends when all rows have come, even those that nobody wants any more: later calls take the same places.
@@ -180,7 +191,9 @@ TEST_P(LowLatencyLateOwnerTest, EverySeedGivesTheSame) {
     options.host = {.multiprocessors = under_thread_sanitizer() ? 2 : 3,
                     .warps_per_block = seed % 2 == 0 || under_thread_sanitizer() ? 4 : 8,
                     .seed = seed};
-    run_with_late_ranks(options, cases(256, 4, seed), low_latency_options(kLateOwnerRanks, 28, 256), true);
+    const bool weights = seed / 2 % 2 == 0;
+    run_with_late_ranks(options, cases(256, 4, weights, seed), low_latency_options(kLateOwnerRanks, 28, 256), weights,
+                        true);
   });
 }
 

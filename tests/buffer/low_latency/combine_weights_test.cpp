@@ -1,0 +1,122 @@
+// Weights that come with a dispatch: its combines add with them, and announce nothing.
+#include "tests/cluster/disagreement.hpp"
+#include "tests/cluster/fixture.hpp"
+#include "tests/cluster/low_latency_combine_case.hpp"
+
+namespace deep_ep::test {
+namespace {
+
+class LowLatencyWeightsTest : public ClusterTest {};
+DEEP_EP_LOW_LATENCY_ON_THREADS(LowLatencyWeightsTest);
+
+/// Weights travel among ranks that reach each other by NVLink. Elsewhere combine takes its own, and adds as ever.
+TEST_P(LowLatencyWeightsTest, RandomShapes) {
+  oracle::Random random(test_seed());
+  for (const int ranks : {1, 3, 4}) {
+    if (!missing(GetParam(), ranks).empty()) continue;
+    std::vector<LowLatencyCombineCase> cases;
+    for (int i = 0; i < (under_thread_sanitizer() ? 2 : 5); ++i) {
+      LowLatencyCaseShape shape = random_low_latency_shape(
+          ranks, random.next(), {.tokens = 8, .many_tokens = 16, .hidden = 1024, .local_experts = 6});
+      cases.push_back(make_low_latency_combine_case(shape, random.chance(0.3) ? 128 * (1 + random.below(9)) : 0));
+    }
+    const bool travel = ranks == 1 || GetParam().topology == Topology::one_node;
+    run_with_buffers(cluster(ranks), low_latency_options(ranks, 512, 1152), [&](Rank& rank, Buffer& buffer) {
+      for (std::size_t i = 0; i < 2 * cases.size(); ++i) {
+        const LowLatencyCombineCase& one = cases[i / 2];
+        const bool weights = i % 3 != 0;  // calls with and without them follow each other
+        const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one, weights);
+        require(handle.has_weights == (weights && travel), "which handles have weights");
+        LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
+        if (handle.has_weights) {  // combine has no use for its own
+          const std::vector<float> others(index(arguments.topk_weights.elements()), 3.0f);
+          arguments.topk_weights =
+              rank.upload(others, DType::float32, {arguments.topk_weights.shape[0], arguments.topk_weights.shape[1]});
+        }
+        const bool hook = i % 2 != 0;
+        const auto result = received(buffer.low_latency_combine(with_hook(arguments, hook), rank.call()));
+        const bool unreduced = hook && travel && !handle.has_weights;
+        check_low_latency_combine(rank, one, unreduced ? one.expected_with_hooks(Topology::one_node) : one.expected(),
+                                  result.combined_x.view());
+        rank.release();
+      }
+      buffer.check();
+    });
+  }
+}
+
+LowLatencyCombineCase all_to_all() {
+  return make_low_latency_combine_case(
+      {.tokens = {4, 4, 4}, .max_tokens = 4, .hidden = 512, .local_experts = 2, .topk = 6});
+}
+
+/// `call` may see that rank 1 is the odd one.
+void expect_mismatch(const ClusterOptions& cluster, const std::vector<std::string>& words,
+                     const std::function<void(Rank&, Buffer&, bool odd)>& call) {
+  run_cluster(cluster, [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(low_latency_options(3, 4, 512, patience()));
+    require_disagreement(rank, words, WhoFindsOut::everybody, [&] {
+      call(rank, buffer, rank.rank() == 1);
+      buffer.check();
+    });
+  });
+}
+
+TEST_P(LowLatencyWeightsTest, OfSomeRanksOnly) {
+  DEEP_EP_NEEDS_RANKS(3);
+  if (GetParam().topology != Topology::one_node) GTEST_SKIP() << "weights do not travel there";
+  const LowLatencyCombineCase one = all_to_all();
+  expect_mismatch(cluster_with_absentees(3), {"low_latency_dispatch", "combine_weights"},
+                  [&](Rank& rank, Buffer& buffer, bool odd) { dispatch_low_latency(rank, buffer, one, !odd); });
+}
+
+/// No rank waits for what the others announce, and yet each hears that they mean another dispatch.
+TEST_P(LowLatencyWeightsTest, RanksThatMeanAnotherDispatch) {
+  DEEP_EP_NEEDS_RANKS(3);
+  if (GetParam().topology != Topology::one_node) GTEST_SKIP() << "weights do not travel there";
+  const LowLatencyCombineCase one = all_to_all();
+  for (const bool hook : {false, true}) {
+    expect_mismatch(cluster_with_absentees(3), {"low_latency_combine", "the dispatch that their handles are of"},
+                    [&](Rank& rank, Buffer& buffer, bool odd) {
+                      const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one, true);
+                      const LowLatencyHandle other = dispatch_low_latency(rank, buffer, one, true);
+                      const auto arguments = upload_combine(rank, one, odd ? other : handle);
+                      received(buffer.low_latency_combine(with_hook(arguments, hook), rank.call()));
+                    });
+  }
+}
+
+TEST_P(LowLatencyWeightsTest, ArgumentsThatAreRefused) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const LowLatencyCombineCase one = make_low_latency_combine_case({.tokens = {4, 4}, .max_tokens = 4, .hidden = 512});
+  run_with_buffers(cluster(2), low_latency_options(2, 4, 512), [&](Rank& rank, Buffer& buffer) {
+    LowLatencyDispatchArguments dispatch = upload_arguments(rank, one.before);
+    dispatch.combine_weights = rank.upload(std::vector<float>(4), DType::float32, {4, 1});
+    require_throws<InvalidArgument>([&] { buffer.low_latency_dispatch(dispatch, rank.call()); },
+                                    {"combine_weights", "[4, 4]"}, "weights of another shape");
+    const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one, true);
+    LowLatencyCombineArguments combine = with_hook(upload_combine(rank, one, handle));
+    combine.overlap = {.num_sms = 1};
+    if (handle.has_weights) {
+      require_throws<Unsupported>([&] { buffer.low_latency_combine(combine, rank.call()); },
+                                  {"overlap", "combine_weights"}, "overlap of sums");
+    }
+    buffer.check();
+  });
+}
+
+/// Where ranks may be left out, combine announces its own weights.
+TEST_P(LowLatencyWeightsTest, AreNotUsedWithMasking) {
+  DEEP_EP_NEEDS_RANKS(2);
+  LowLatencyCombineCase one = make_low_latency_combine_case({.tokens = {4, 4}, .max_tokens = 4, .hidden = 512});
+  run_with_buffers(cluster(2), low_latency_options(2, 4, 512, patience(), true), [&](Rank& rank, Buffer& buffer) {
+    const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one, true);
+    require(!handle.has_weights, "handles of buffers with masking have no weights");
+    const auto result = buffer.low_latency_combine(upload_combine(rank, one, handle), rank.call());
+    check_low_latency_combine(rank, one, one.expected(), result.combined_x.view());
+    buffer.check();
+  });
+}
+
+}  // namespace
+}  // namespace deep_ep::test

@@ -23,7 +23,8 @@ struct LaunchTimes {
 };
 constexpr LaunchTimes kOnGpu = {milliseconds(2), milliseconds(100)};
 constexpr LaunchTimes kOnCpu = {milliseconds(20), milliseconds(500)};
-constexpr std::size_t kLaunchesAhead = 4;  ///< launches enqueued: the thread may be late by that many idle times
+constexpr std::uint64_t kLaunchesAhead =
+    4;  ///< behind the one that serves: the thread may be late by that many idle times
 
 std::uint64_t nanoseconds_of(milliseconds time) {
   return static_cast<std::uint64_t>(std::chrono::nanoseconds(time).count());
@@ -47,7 +48,7 @@ NicRunner::NicRunner(std::shared_ptr<Backend> executor, const SimulatedNicParams
     try {
       executor_->make_current();
       while (!stop.stop_requested()) {
-        keep_running(stop);
+        keep_running();
         std::this_thread::sleep_for(nap);
       }
     } catch (const std::exception& error) {
@@ -79,12 +80,10 @@ void NicRunner::end() noexcept {
   }
 }
 
-void NicRunner::keep_running(const std::stop_token& stop) {
-  while (!ends_.empty() && executor_->event_done(ends_.front())) ends_.pop_front();
-  while (ends_.size() < kLaunchesAhead && !stop.stop_requested()) {
+void NicRunner::keep_running() {
+  while (params_.launch - __atomic_load_n(&words_->serving, __ATOMIC_ACQUIRE) < kLaunchesAhead) {
     ++params_.launch;
     executor_->kernels().simulated_nic(params_, shape_, stream_.get());
-    ends_.push_back(executor_->record_event(stream_.get()));
   }
 }
 

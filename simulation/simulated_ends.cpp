@@ -6,12 +6,11 @@
 #include <utility>
 #include <vector>
 
-#include "csrc/executor/own_stream.hpp"
 #include "csrc/memory/executor_memory.hpp"
 #include "csrc/rdma/local/local_ends.hpp"
-#include "csrc/rdma/ring/bells.hpp"
+#include "csrc/rdma/ring/polling.hpp"
 #include "csrc/rdma/ring/ring_memory.hpp"
-#include "csrc/rdma/ring/wire.hpp"
+#include "csrc/rdma/ring/ringer.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
 #include "simulation/kernels/simulated_pieces.hpp"
@@ -57,11 +56,10 @@ class SimulatedEnds final : public Ends {
  public:
   SimulatedEnds(const std::shared_ptr<Executor>& executor, const SymmetricHeap& heap, const ConnectionOptions& options,
                 const SimulatedNic& nic, NicHandler handler)
-      : executor_(backend_of(executor)),
+      : Ends(options, "wire simulated"),
+        executor_(backend_of(executor)),
         on_gpu_(executor->device().kind == Device::Kind::cuda),
-        options_(options),
         nic_(with_defaults(nic, on_gpu_)),
-        rings_(executor, options.rings({.on_gpu = true})),
         regions_(1 + heap.peers().size()),
         sinks_(device_copy(executor, std::vector<std::uint64_t>(count()))),
         // Those that a thread rings lie where it and the kernel reach them.
@@ -69,11 +67,10 @@ class SimulatedEnds final : public Ends {
                        ? pinned_memory<std::uint64_t>(executor, count() * sizeof(std::uint64_t))
                        : device_copy(executor, std::vector<std::uint64_t>(count()))),
         states_(device_copy(executor, std::vector<SimulatedQueueState>(count()))),
-        ways_(device_copy(executor, std::vector<std::uint64_t>(options.peers.size()))),
-        failures_(pinned_memory<SimulatedFailure>(executor, count() * sizeof(SimulatedFailure))),
         blocks_(nic.multiprocessors != 0           ? nic.multiprocessors
                 : on_gpu_ && options.long_messages ? SimulatedNicParams::kMostBlocks
                                                    : 1) {
+    rings_.emplace(executor, options.rings({.on_gpu = true}));
     params_.speed = {.ns_per_byte = *nic_.gb_per_s == 0 ? 0 : 1 / *nic_.gb_per_s,
                      .held_ns = std::max(0.0, *nic_.latency_us * 1e3 - (on_gpu_ ? kOwnNsOnGpu : 0)),
                      .reorder_ns = static_cast<std::uint64_t>(nic_.reorder_us * 1e3),
@@ -81,7 +78,7 @@ class SimulatedEnds final : public Ends {
     if (on_gpu_) params_.pieces = device::simulated::kMostPieces;
     if (blocks_ > 1) lending_ = device_copy(executor, std::vector<device::simulated::Lending>(1));
     check_room();
-    if (handler == NicHandler::doorbell) bells_.emplace(executor, count(), options.depth);
+    if (handler == NicHandler::doorbell) ringer_.emplace(executor, count());
     regions_[0] = {reinterpret_cast<std::byte*>(sinks_.get()), count() * sizeof(std::uint64_t)};
     regions_[1 + static_cast<std::size_t>(options_.rank)] = {heap.local(), heap.bytes()};
     for (const int peer : options_.peers) {
@@ -99,16 +96,14 @@ class SimulatedEnds final : public Ends {
 
   RdmaPeerParams connect(std::size_t end, const QueuePairAddress& peer) override {
     require_rail(peer, options_.rank, nic_);
-    RdmaQueuePair queue = rings_.queue_pair(end, number_of(end), options_.peer(end));
-    if (bells_) {
-      bells_->connect(end, queue, doorbells_.get() + end);
+    RdmaQueuePair queue = rings_->queue_pair(end, number_of(end), options_.peer(end), {0, kFirstSimulatedKey});
+    if (ringer_) {
+      ringer_->connect(end, queue, doorbells_.get() + end);
     } else {
-      queue.kind = RdmaDoorbell::device_register;
       queue.doorbell = doorbells_.get() + end;
-      queue.doorbell_record = rings_.doorbell_record(end);
+      queue.doorbell_record = rings_->doorbell_record(end);
     }
     queue.system_scope = false;  // all that the kernel reads is served by the same device
-    queue.sink = {sizeof(std::uint64_t) * end, kFirstSimulatedKey};
     return {queue, simulated_key_of_rank(options_.rank), peer.heap_key, peer.signal_key};
   }
 
@@ -124,7 +119,6 @@ class SimulatedEnds final : public Ends {
     params_.queues = queues_.get();
     params_.doorbells = doorbells_.get();
     params_.states = states_.get();
-    params_.failures = failures_.get();
     params_.regions = device_regions_.get();
     params_.num_queues = static_cast<int>(count());
     params_.num_regions = static_cast<int>(regions_.size());
@@ -136,36 +130,10 @@ class SimulatedEnds final : public Ends {
     int threads = on_gpu_ ? kernels::simulated_nic::kMaxThreads : SimulatedNicParams::kFewestThreads;
     while (shared_bytes(threads) > executor_->policy().max_shared_bytes) threads -= 32;
     runner_ = std::make_unique<NicRunner>(executor_, params_, LaunchShape{blocks_, threads, shared_bytes(threads)});
-    if (bells_) ringer_ = bells_->thread({});
+    if (ringer_) thread_ = polling_thread({}, /*for_device=*/true, [this] { return ringer_->step(); });
   }
 
-  NicHandler handler() const override { return bells_ ? NicHandler::doorbell : NicHandler::gpu; }
-
-  std::optional<Failure> failure() const override {
-    for (std::size_t end = 0; end < count(); ++end) {
-      const SimulatedFailure& seen = failures_.get()[end];
-      if (__atomic_load_n(&seen.claimed, __ATOMIC_ACQUIRE) == 0) continue;
-      device::rdma::WorkQueueEntry entry;
-      const OwnStream stream(*executor_);
-      executor_->copy(&entry, rings_.ring(end) + seen.index % options_.depth, sizeof entry, stream.get());
-      executor_->synchronize(stream.get());
-      Operation operation = device::rdma::decode(entry, seen.index, number_of(end));
-      operation.mistake = seen.mistake;  // that of a doorbell is not in the entry
-      return Failure{.peer = options_.peer(end),
-                     .device = kName,
-                     .queue_pair = number_of(end),
-                     .index = seen.index,
-                     .opcode = operation.opcode,
-                     .syndrome = static_cast<Syndrome>(seen.syndrome),
-                     .detail = describe_mistake(operation)};
-    }
-    if (const std::string why = runner_ == nullptr ? std::string() : runner_->failure(); !why.empty()) {
-      return Failure{.of_device = true, .device = kName, .detail = fmt::format("is gone: {}", why)};
-    }
-    return std::nullopt;
-  }
-
-  bool idle() const override { return rings_.idle(); }
+  NicHandler handler() const override { return ringer_ ? NicHandler::doorbell : NicHandler::gpu; }
 
   std::string describe() const override {
     return fmt::format("handler {}, wire simulated ({}{})", name_of(handler()), describe_speed(nic_),
@@ -173,7 +141,11 @@ class SimulatedEnds final : public Ends {
   }
 
  private:
-  static constexpr const char* kName = "wire simulated";
+  std::optional<Failure> executor_failure() const override {
+    const std::string why = runner_ == nullptr ? std::string() : runner_->failure();
+    if (why.empty()) return std::nullopt;
+    return Failure{.of_device = true, .device = device_, .detail = fmt::format("is gone: {}", why)};
+  }
 
   std::size_t count() const { return options_.ends(); }
   std::uint32_t number_of(std::size_t end) const { return 1 + static_cast<std::uint32_t>(end); }
@@ -194,35 +166,29 @@ class SimulatedEnds final : public Ends {
   std::vector<SimulatedQueue> table() const {
     std::vector<SimulatedQueue> queues(count());
     for (std::size_t end = 0; end < count(); ++end) {
-      std::uint32_t* const record = bells_ ? bells_->record(end) : rings_.doorbell_record(end);
-      queues[end] = {rings_.ring(end), rings_.completion(end), record,
-                     number_of(end),   rings_.options().depth, simulated_key_of_rank(options_.peer(end))};
-      if (options_.channel(end) + 1 != nic_.slow) continue;
-      queues[end].way = ways_.get() + end % options_.peers.size();
-      queues[end].way_ns_per_byte = 1 / nic_.slow_gb_per_s;
+      std::uint32_t* const record = ringer_ ? ringer_->record(end) : rings_->doorbell_record(end);
+      queues[end] = {rings_->ring(end), rings_->completion(end), record,
+                     number_of(end),    rings_->options().depth, simulated_key_of_rank(options_.peer(end))};
+      if (options_.channel(end) + 1 == nic_.slow) queues[end].way_ns_per_byte = 1 / nic_.slow_gb_per_s;
     }
     return queues;
   }
 
   std::shared_ptr<Backend> executor_;
   bool on_gpu_;
-  ConnectionOptions options_;
   SimulatedNic nic_;
-  RingMemory rings_;
   std::vector<SimulatedRegion> regions_;  ///< by key
   std::shared_ptr<std::uint64_t> sinks_;
   std::shared_ptr<std::uint64_t> doorbells_;
   std::shared_ptr<SimulatedQueueState> states_;
   std::shared_ptr<SimulatedQueue> queues_;
-  std::shared_ptr<std::uint64_t> ways_;  ///< slow ones, to each peer
   std::shared_ptr<SimulatedRegion> device_regions_;
-  std::shared_ptr<SimulatedFailure> failures_;
   int blocks_;
   std::shared_ptr<device::simulated::Lending> lending_;
   SimulatedNicParams params_;
-  std::optional<Bells> bells_;         ///< handler `doorbell`
+  std::optional<Ringer> ringer_;       ///< handler `doorbell`
   std::unique_ptr<NicRunner> runner_;  ///< uses the rest
-  std::jthread ringer_;                ///< last: rings for bells
+  std::jthread thread_;                ///< last: that of the ringer
 };
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "csrc/rdma/discovery/settings.hpp"
@@ -90,18 +91,32 @@ class Ends {
   virtual void start() = 0;
 
   virtual NicHandler handler() const { return NicHandler::cpu; }
-  /// The first failure that was found, if there is one.
-  virtual std::optional<Failure> failure() const = 0;
-  /// Has everything that kernels have posted happened at the peers? What failed never will, and counts as done. No
-  /// kernel may be posting.
-  virtual bool idle() const = 0;
-  /// What has become of all that was posted, for whoever waits in vain. No kernel may be posting.
-  virtual std::string health() const {
-    if (const std::optional<Failure> seen = failure()) return rdma::describe(*seen);
-    return idle() ? "all that was posted has arrived" : "what was posted has not all arrived";
-  }
   /// "handler cpu, wire local".
   virtual std::string describe() const = 0;
+  /// The first failure that was found, if there is one: also one of rings whose completions the host can read. Those in
+  /// GPU memory are watched by the kernels alone, which put failures on record (FaultKind::rdma_failed).
+  std::optional<Failure> failure() const;
+  /// Has everything that kernels have posted happened at the peers? What failed never will, and counts as done. No
+  /// kernel may be posting.
+  bool idle() const { return rings_->idle(); }
+  /// What has become of all that was posted, for whoever waits in vain. No kernel may be posting.
+  virtual std::string health() const;
+
+ protected:
+  Ends() = default;
+  Ends(ConnectionOptions options, std::string device) : options_(std::move(options)), device_(std::move(device)) {}
+
+  /// The first failure that the thread or kernel that executes has found.
+  virtual std::optional<Failure> executor_failure() const = 0;
+  /// Says why an end that has not failed is late; empty: it is not.
+  virtual std::string trouble(std::size_t end, const RingStatus& ring) const;
+
+  ConnectionOptions options_;
+  std::string device_;  ///< NIC and port, or wire, for messages
+  std::optional<RingMemory> rings_;
+
+ private:
+  Failure failure_of(std::size_t end, const device::rdma::CompletionEntry& completion) const;
 };
 
 }  // namespace deep_ep::rdma

@@ -6,17 +6,6 @@
 
 namespace deep_ep::device::rdma {
 
-/// Why no device would accept an entry, or a doorbell.
-enum class Mistake : std::uint32_t {
-  none,
-  index,                ///< the entry says that it has another number
-  queue_pair,           ///< it names another queue pair
-  form,                 ///< not one that this library writes
-  doorbell_queue_pair,  ///< the doorbell names another queue pair
-  doorbell_beyond,      ///< more entries than the ring has
-  doorbell_record,      ///< the doorbell was rung before its record was written
-};
-
 /// What an entry holds, in host byte order. Keys and addresses are those of the memory that both sides registered.
 struct Operation {
   std::uint64_t index = 0;  ///< that the entry must have
@@ -30,7 +19,7 @@ struct Operation {
   KeyedAddress local = {};   ///< bytes to be written; of an addition, where the value before goes
   KeyedAddress remote = {};  ///< where
   std::uint64_t add = 0;
-  Mistake mistake = Mistake::none;  ///< nothing but the fields up to `length` counts otherwise
+  bool valid = false;  ///< a device accepts it; otherwise only the fields up to `length` count
 };
 
 DEEP_EP_HOST_DEVICE constexpr std::uint64_t wide(std::uint32_t high, std::uint32_t low) {
@@ -49,26 +38,19 @@ DEEP_EP_HOST_DEVICE Operation decode(const WorkQueueEntry& entry, std::uint64_t 
   operation.queue_pair = second >> 8;
   operation.segments = second & 0xffu;
   operation.signalled = (entry.segment[0].word[2] >> 24 & kFlagSignalled) != 0;
-  if (operation.counter != (index & 0xffffu)) {
-    operation.mistake = Mistake::index;
-  } else if (operation.queue_pair != number) {
-    operation.mistake = Mistake::queue_pair;
-  } else {
-    const bool adds = operation.opcode == kOpcodeFetchAdd;
-    const Vec16& remote = entry.segment[1];
-    const Vec16 data = adds ? entry.segment[3] : entry.segment[2];
-    operation.remote = {wide(remote.word[0], remote.word[1]), swap32(remote.word[2])};
-    if (adds) operation.add = wide(entry.segment[2].word[0], entry.segment[2].word[1]);
-    const bool empty = !adds && operation.segments == 2;
-    operation.length = empty ? 0 : swap32(data.word[0]);
-    if (!empty) operation.local = {wide(data.word[2], data.word[3]), swap32(data.word[1])};
-    bool good = operation.segments == 4 && operation.length == 8;  // an addition
-    if (!adds) {
-      const bool of_bytes = operation.segments == 3 && operation.length != 0;  // a data segment of 0 bytes means 2^31
-      good = operation.opcode == kOpcodeWrite && (empty || of_bytes);
-    }
-    if (operation.modifier != 0 || !good) operation.mistake = Mistake::form;
-  }
+  const bool adds = operation.opcode == kOpcodeFetchAdd;
+  const bool empty = !adds && operation.segments == 2;
+  const Vec16& remote = entry.segment[1];
+  const Vec16 data = adds ? entry.segment[3] : entry.segment[2];
+  operation.remote = {wide(remote.word[0], remote.word[1]), swap32(remote.word[2])};
+  if (adds) operation.add = wide(entry.segment[2].word[0], entry.segment[2].word[1]);
+  operation.length = empty ? 0 : swap32(data.word[0]);
+  if (!empty) operation.local = {wide(data.word[2], data.word[3]), swap32(data.word[1])};
+  const bool of_bytes = operation.segments == 3 && operation.length != 0;  // a data segment of 0 bytes means 2^31
+  const bool good =
+      adds ? operation.segments == 4 && operation.length == 8 : operation.opcode == kOpcodeWrite && (empty || of_bytes);
+  operation.valid =
+      good && operation.modifier == 0 && operation.counter == (index & 0xffffu) && operation.queue_pair == number;
   return operation;
 }
 
@@ -78,13 +60,12 @@ DEEP_EP_HOST_DEVICE constexpr std::uint32_t doorbell_end(std::uint64_t word) {
 }
 
 /// A device trusts neither the doorbell `word` nor the doorbell record: of queue pair `number`, whose ring holds
-/// `depth` entries, and of which the device is done with those before `known`.
-DEEP_EP_HOST_DEVICE constexpr Mistake doorbell_mistake(std::uint64_t word, std::uint32_t record, std::uint64_t known,
-                                                       std::uint32_t number, std::uint32_t depth) {
+/// `depth` entries, and of which the device is done with those before `known`. Would it take both?
+DEEP_EP_HOST_DEVICE constexpr bool doorbell_fits(std::uint64_t word, std::uint32_t record, std::uint64_t known,
+                                                 std::uint32_t number, std::uint32_t depth) {
   const std::uint32_t end = doorbell_end(word);
-  if (high_half(word) != swap32(number << 8)) return Mistake::doorbell_queue_pair;
-  if (((end - low_half(known)) & 0xffffu) > depth) return Mistake::doorbell_beyond;
-  return ((swap32(record) - end) & 0xffffu) > depth ? Mistake::doorbell_record : Mistake::none;
+  const bool announced = ((swap32(record) - end) & 0xffffu) <= depth;  // the record is written first
+  return announced && high_half(word) == swap32(number << 8) && ((end - low_half(known)) & 0xffffu) <= depth;
 }
 
 }  // namespace deep_ep::device::rdma

@@ -120,15 +120,6 @@ DEEP_EP_HOST_DEVICE constexpr std::uint32_t record_word(std::uint64_t end) {
   return swap32(static_cast<std::uint32_t>(end) & 0xffffu);
 }
 
-/// Bells name a ring by 16 bits.
-inline constexpr std::uint32_t kMostBellRings = 65536;
-/// The bell with this ticket in a queue of 2^bits places: entries before `end` of ring `ring` may be read. Its upper
-/// half counts how often the queue went round, from 1, and so tells it from the bell that had its place before.
-DEEP_EP_HOST_DEVICE constexpr std::uint64_t bell_word(std::uint64_t ticket, std::uint32_t bits, std::uint32_t ring,
-                                                      std::uint64_t end) {
-  return ((ticket >> bits) + 1) << 32 | ring << 16 | (static_cast<std::uint32_t>(end) & 0xffffu);
-}
-
 DEEP_EP_HOST_DEVICE constexpr std::uint32_t tail_word(std::uint64_t index, std::uint32_t opcode) {
   return opcode << 28 | swap16(static_cast<std::uint32_t>(index) & 0xffffu);
 }

@@ -7,13 +7,6 @@
 
 namespace deep_ep {
 
-/// How the handler that executes the entries learns of them.
-enum class RdmaDoorbell : std::uint32_t {
-  device_register,  ///< handler `gpu`: doorbell record, then the register of the mlx5 device (UAR page)
-  bell,             ///< handler `doorbell`: a word in a queue of all rings in pinned host memory
-  producer_index,   ///< handler `cpu`: a 64-bit word in pinned host memory
-};
-
 /// A queue pair's memory between kernels. One warp or thread at a time owns it (PortChannel).
 struct RdmaQueueState {
   std::uint64_t posted;     ///< entries written and rung since the queue pair was made
@@ -38,16 +31,15 @@ struct RdmaQueuePair {
   device::rdma::WorkQueueEntry* ring = nullptr;  ///< [depth]
   /// The collapsed completion queue: one entry, overwritten by every completion.
   const device::rdma::CompletionEntry* completion = nullptr;
-  std::uint64_t* doorbell = nullptr;         ///< device register, queue of bells, or producer index
-  std::uint32_t* doorbell_record = nullptr;  ///< of the send queue; device_register only
-  std::uint64_t* bells_left = nullptr;       ///< bell only: so many have been put into the queue; memory of this GPU
-  std::uint32_t bell_bits = 0;               ///< the queue has 2^bell_bits places
-  std::uint32_t bell_ring = 0;               ///< of this queue pair in bells
-  RdmaQueueState* state = nullptr;           ///< memory of this GPU
-  RdmaDoorbell kind = RdmaDoorbell::producer_index;
-  std::uint32_t number = 0;  ///< 24 bits
-  std::uint32_t depth = 0;   ///< power of two, 64 to 32768
-  std::uint32_t batch = 32;  ///< entries after which the doorbell is rung unasked, 1 to depth / 2
+  /// Handler `gpu`: a register of the mlx5 device (UAR page), stored behind the record. Other handlers: where a thread
+  /// finds the number of entries, in pinned host memory.
+  std::uint64_t* doorbell = nullptr;
+  std::uint32_t* doorbell_record =
+      nullptr;                      ///< of the send queue, for the handler `gpu`; null: a thread reads `doorbell`
+  RdmaQueueState* state = nullptr;  ///< memory of this GPU
+  std::uint32_t number = 0;         ///< 24 bits
+  std::uint32_t depth = 0;          ///< power of two, 64 to 32768
+  std::uint32_t batch = 32;         ///< entries after which the doorbell is rung unasked, 1 to depth / 2
   /// Ring, record or payload lie in host memory, or other GPUs wrote the payload: fences have to reach the system.
   bool system_scope = true;
   int peer = -1;                         ///< for messages

@@ -119,10 +119,8 @@ class PortChannel {
     rung_ = written_;
     if (!Group::leads()) return;
     signal_entry(entry(rung_ - 1));
-    if (pair_.kind == RdmaDoorbell::producer_index) {
+    if (pair_.doorbell_record == nullptr) {
       store_release<Scope::system>(pair_.doorbell, rung_);
-    } else if (pair_.kind == RdmaDoorbell::bell) {
-      leave_bell();
     } else if (pair_.system_scope) {
       ring_register<Scope::system>();
     } else {
@@ -185,17 +183,9 @@ class PortChannel {
   // the device's own reads are served by this GPU, so for memory of this GPU its scope is enough.
   template <Scope S>
   DEEP_EP_DEVICE void ring_register() {
-    if (pair_.doorbell_record != nullptr) store_release<S>(pair_.doorbell_record, record_word(rung_));
+    store_release<S>(pair_.doorbell_record, record_word(rung_));
     fence<S>();
     store_doorbell(pair_.doorbell, doorbell_word(rung_, pair_.number));
-  }
-
-  // A thread of the host rings for this bell, and writes the record: entries are visible to the system before it is.
-  DEEP_EP_DEVICE void leave_bell() {
-    const std::uint64_t ticket = fetch_add_relaxed<Scope::gpu>(pair_.bells_left, 1);
-    const std::uint64_t places = std::uint64_t{1} << pair_.bell_bits;
-    store_release<Scope::system>(pair_.doorbell + (ticket & (places - 1)),
-                                 bell_word(ticket, pair_.bell_bits, pair_.bell_ring, rung_));
   }
 
   /// Reads the completion entry once. By the leader only. False: an entry has failed.

@@ -185,11 +185,6 @@ class Finisher {
     const rdma::WorkQueueEntry& entry = pair.ring[static_cast<std::uint32_t>(piece.index) & (pair.depth - 1)];
     const std::uint32_t opcode = rdma::swap32(entry.segment[0].word[0]) & 0xffu;
     params_.states[piece.queue].late_end = 0;
-    SimulatedFailure& failure = params_.failures[piece.queue];
-    failure.index = piece.index;
-    failure.syndrome = static_cast<std::uint32_t>(piece.add);
-    failure.mistake = static_cast<rdma::Mistake>(piece.mistake);
-    store_release<Scope::system>(&failure.claimed, 1);
     pair.completion->vendor_syndrome = 0;
     pair.completion->syndrome = static_cast<std::uint8_t>(piece.add);
     pair.completion->opcode_number = rdma::swap32(opcode << 24 | pair.number);

@@ -21,9 +21,7 @@ struct SimulatedQueue {
   std::uint32_t number = 0;
   std::uint32_t depth = 0;
   std::uint32_t remote_key = 0;  ///< of the one heap that it may write to
-  /// Of a slow path: when it is free. Null: as fast as the rank's own line.
-  std::uint64_t* way = nullptr;
-  double way_ns_per_byte = 0;
+  double way_ns_per_byte = 0;    ///< of a slow path of its own; 0: as fast as the rank's own line
 };
 
 /// What the NIC knows of a queue pair from one launch to the next.
@@ -32,14 +30,7 @@ struct SimulatedQueueState {
   std::uint64_t failed = 0;    ///< 1: nothing is executed any more
   std::uint64_t late_end = 0;  ///< entries that a delayed completion will report; 0: there is none
   std::uint64_t late_at = 0;   ///< when
-};
-
-/// Why a queue pair failed, for the host.
-struct SimulatedFailure {
-  std::uint64_t claimed = 0;  ///< written last
-  std::uint64_t index = 0;    ///< of the entry, which stays in its ring
-  std::uint32_t syndrome = 0;
-  device::rdma::Mistake mistake = device::rdma::Mistake::none;
+  std::uint64_t way_free = 0;  ///< when the slow path is free
 };
 
 /// Memory that a key stands for; addresses start at 0.
@@ -70,7 +61,6 @@ struct SimulatedNicParams {
   const SimulatedQueue* queues = nullptr;    ///< [num_queues]
   const std::uint64_t* doorbells = nullptr;  ///< [num_queues]: what kernels ring
   SimulatedQueueState* states = nullptr;     ///< [num_queues]
-  SimulatedFailure* failures = nullptr;      ///< [num_queues], in host memory
   const SimulatedRegion* regions = nullptr;  ///< [num_regions]: those of first_key, first_key + 1, ...
   int num_queues = 0;
   int num_regions = 0;

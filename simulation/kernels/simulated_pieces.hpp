@@ -28,8 +28,7 @@ struct Piece {
   std::uint32_t bytes;
   std::uint32_t queue;
   std::uint32_t what;
-  std::uint16_t mistake;  ///< of a failure, an rdma::Mistake
-  std::uint16_t lent;     ///< 1: the other block moves it
+  std::uint32_t lent;  ///< 1: the other block moves it
 };
 
 /// The taker's notes of a queue pair, near at hand: loads from memory come one after the other until a message leaves.

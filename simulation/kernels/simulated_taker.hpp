@@ -73,7 +73,7 @@ class Taker {
       const int turn = turn_ + i < mine ? turn_ + i : turn_ + i - mine;
       const int q = lane_index() + turn * kWarpSize;
       const Served& served = shared_.served[q];
-      if (served.failed || is_busy(served.pair)) continue;
+      if (served.failed || is_busy(q)) continue;
       // Acquiring takes time, so of several only the one with news is acquired.
       std::uint64_t rung = mine == 1 ? load_acquire<Scope::system>(params_.doorbells + q)
                                      : load_relaxed<Scope::system>(params_.doorbells + q);
@@ -90,12 +90,9 @@ class Taker {
   // Entries of a slow way are fetched one after the other, when the way has carried the one before: all queue pairs are
   // finished in one order, so one that waited there would hold up the others.
 
-  DEEP_EP_DEVICE bool is_busy(const SimulatedQueue& pair) const {
-    return pair.way != nullptr && now_ns() < load_relaxed<Scope::gpu>(pair.way);
-  }
-  DEEP_EP_DEVICE void occupy_way(const SimulatedQueue& pair, std::uint32_t bytes) const {
-    const double taken = pair.way_ns_per_byte * (static_cast<double>(bytes) + SimulatedSpeed::kOverheadBytes);
-    store_relaxed<Scope::gpu>(pair.way, now_ns() + static_cast<std::uint64_t>(taken));
+  DEEP_EP_DEVICE bool is_busy(int q) const {
+    return shared_.served[q].pair.way_ns_per_byte != 0 &&
+           now_ns() < load_relaxed<Scope::gpu>(&params_.states[q].way_free);
   }
 
   /// Fetches entries of one queue pair, a lane each, and hands on what they ask for.
@@ -104,8 +101,7 @@ class Taker {
     Served& served = shared_.served[q];
     const SimulatedQueue& pair = served.pair;
     const std::uint64_t taken = served.taken;
-    if (warp::any(is_busy(pair))) return;  // by what was taken of another queue pair
-    const std::uint32_t most = pair.way != nullptr ? 1 : kWarpSize;
+    const std::uint32_t most = pair.way_ns_per_byte != 0 ? 1 : kWarpSize;
     int count = static_cast<int>(found.fresh < most ? found.fresh : most);
     const bool wanted = lane_index() < count;
     const std::uint32_t record = load_relaxed<Scope::system>(pair.doorbell_record);
@@ -113,8 +109,7 @@ class Taker {
     entry.index = taken + static_cast<std::uint64_t>(lane_index());
     entry.queue = q;
     if (wanted) fetch(entry, pair);
-    const rdma::Mistake mistake = rdma::doorbell_mistake(found.rung, record, taken, pair.number, pair.depth);
-    if (mistake != rdma::Mistake::none) fail(entry, kLocalQueuePair, mistake);
+    if (!rdma::doorbell_fits(found.rung, record, taken, pair.number, pair.depth)) fail(entry, kLocalQueuePair);
     // What comes behind a failure is not executed.
     const std::uint32_t failures = warp::ballot(wanted && (entry.what & kFails) != 0);
     count = failures != 0 ? lowest_bit(failures) + 1 : count;
@@ -125,7 +120,9 @@ class Taker {
       served.failed = failures != 0;
       params_.states[q].taken = served.taken;
       params_.states[q].failed = failures != 0 ? 1 : 0;
-      if (pair.way != nullptr) occupy_way(pair, entry.bytes);
+      const double on_way = pair.way_ns_per_byte * (static_cast<double>(entry.bytes) + SimulatedSpeed::kOverheadBytes);
+      if (on_way != 0)
+        store_relaxed<Scope::gpu>(&params_.states[q].way_free, now_ns() + static_cast<std::uint64_t>(on_way));
     }
     warp::sync();
     hand_on(entry, count);
@@ -137,11 +134,10 @@ class Taker {
   static constexpr std::uint32_t kRemoteInvalidRequest = 0x12;
   static constexpr std::uint32_t kRemoteAccess = 0x13;
 
-  DEEP_EP_DEVICE static void fail(Piece& entry, std::uint32_t syndrome, rdma::Mistake mistake) {
+  DEEP_EP_DEVICE static void fail(Piece& entry, std::uint32_t syndrome) {
     entry.bytes = 0;
     entry.add = syndrome;
     entry.what = kFails | kCompletes;
-    entry.mistake = static_cast<std::uint16_t>(mistake);
   }
 
   /// Null where the key or the range is wrong.
@@ -160,7 +156,7 @@ class Taker {
 #pragma unroll
     for (int i = 0; i < 4; ++i) fetched.segment[i] = load_weak(in_ring.segment + i);
     const rdma::Operation operation = rdma::decode(fetched, entry.index, pair.number);
-    if (operation.mistake != rdma::Mistake::none) return fail(entry, kLocalQueuePair, operation.mistake);
+    if (!operation.valid) return fail(entry, kLocalQueuePair);
     entry.what = operation.signalled ? kCompletes : 0;
     if (operation.length == 0) return;  // not checked, as on devices
     const bool adds = operation.opcode == rdma::kOpcodeFetchAdd;
@@ -177,7 +173,7 @@ class Taker {
                                    : adds && operation.remote.address % 8 != 0 ? kRemoteInvalidRequest
                                    : entry.to == nullptr                       ? kRemoteAccess
                                                                                : 0;
-    if (syndrome != 0) fail(entry, syndrome, rdma::Mistake::none);
+    if (syndrome != 0) fail(entry, syndrome);
   }
 
   /// When the peer may see each: messages follow one another on the line.

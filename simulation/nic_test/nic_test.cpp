@@ -42,7 +42,7 @@ class Examination {
         bench_(bootstrap, subject.executor) {}
 
   Lines examine() {
-    check("queue_pairs", [&] {
+    check("queue_pairs", Needs::nothing, [&] {
       connect();
       return Line{"queue_pairs", Outcome::pass,
                   fmt::format("{} connected: {}", 2 * kMostPairs, bench_.ends()->describe())};
@@ -54,17 +54,17 @@ class Examination {
 
  private:
   void check_as_in_a_run() {
-    if (anywhere(subject_.wants_gpu_handler)) check_connected("handler", [&] { return handler(); });
-    check_connected("entries", [&] {
+    if (anywhere(subject_.wants_gpu_handler)) check("handler", Needs::queue_pairs, [&] { return handler(); });
+    check("entries", Needs::queue_pairs, [&] {
       stuck_ = true;  // also where it throws
       const Run run = bench_.run({NicTestTask::entries, 1, limits_.entries, limits_.entries_s, limits_.wait_s});
       stuck_ = anywhere(run.fault.has_value());
       return judge_entries("entries", run, /*must_wrap=*/true);
     });
-    check_moving("litmus", [&] { return judge_litmus(measure(NicTestTask::litmus, 1)); });
-    check_moving("atomics", [&] { return judge_additions(measure(NicTestTask::additions, 1)); });
-    check_moving("bandwidth", [&] { return bandwidth(); });
-    check_moving("wrong_key", [&] { return wrong_key(); });
+    check("litmus", Needs::movement, [&] { return judge_litmus(measure(NicTestTask::litmus, 1)); });
+    check("atomics", Needs::movement, [&] { return judge_additions(measure(NicTestTask::additions, 1)); });
+    check("bandwidth", Needs::movement, [&] { return bandwidth(); });
+    check("wrong_key", Needs::movement, [&] { return wrong_key(); });
   }
 
   void connect() {
@@ -82,14 +82,25 @@ class Examination {
     return bench_.run({.what = what, .pairs = pairs, .seconds = limits_.phase_s, .wait_s = limits_.wait_s});
   }
 
+  enum class Needs {
+    nothing,
+    queue_pairs,  ///< as a run has them, new ones where those before have failed
+    movement,     ///< it would only wait in vain where nothing moves at all: that time is for the other ways
+  };
+
   /// What is thrown is a failure. Always adds one line.
-  void check(const std::string& name, const std::function<Line()>& examine) {
+  void check(const std::string& name, Needs needs, const std::function<Line()>& examine) {
+    if (needs == Needs::movement && stuck_) {
+      lines_.push_back(skipped(name, "entries did not get through"));
+      return;
+    }
     if (anywhere(deadline_.expired())) {
       lines_.push_back(skipped(name, fmt::format("no time was left of {} s", deadline_.seconds())));
       return;
     }
     Line line;
     try {
+      if (needs != Needs::nothing && !connected_) connect();
       line = examine();
     } catch (const std::exception& error) {
       line = {name, Outcome::fail, error.what(), "the device, or the system, refuses what a run needs",
@@ -113,20 +124,6 @@ class Examination {
               "see the other machine's report"};
     }
     return true;
-  }
-
-  /// The same on queue pairs as a run has them, new ones where those before have failed.
-  void check_connected(const std::string& name, const std::function<Line()>& examine) {
-    check(name, [&] {
-      if (!connected_) connect();
-      return examine();
-    });
-  }
-
-  /// A check that would only wait in vain where nothing moves at all. That time is for the other ways.
-  void check_moving(const std::string& name, const std::function<Line()>& examine) {
-    if (!stuck_) return check_connected(name, examine);
-    lines_.push_back(skipped(name, "entries did not get through"));
   }
 
   Line handler() {
@@ -160,7 +157,7 @@ class Examination {
   void check_other_ways() {
     if (subject_.others.empty()) lines_.push_back(skipped("way", subject_.no_others));
     for (const NicHandler other : subject_.others) {
-      check("way", [&] {
+      check("way", Needs::nothing, [&] {
         bench_.connect(other, subject_.make, 1);
         const double wait_s = std::min(limits_.wait_s, kMostOfAWay);
         return judge_entries("way", bench_.run({NicTestTask::entries, 1, 2000, limits_.entries_s, wait_s}),

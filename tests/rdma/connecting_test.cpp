@@ -38,9 +38,8 @@ struct FakeEnds final : rdma::Ends {
   void connect_landing(std::size_t end, const rdma::QueuePairAddress& peer) override { landed(end, peer); }
   NicHandler handler() const override { return by; }
   void start() override {}
-  std::optional<rdma::Failure> failure() const override { return {}; }
-  bool idle() const override { return true; }
   std::string describe() const override { return std::string(name_of(by)); }
+  std::optional<rdma::Failure> executor_failure() const override { return {}; }
 
   NicHandler by = NicHandler::cpu;
   Address own, landing_of;

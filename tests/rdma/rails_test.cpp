@@ -52,9 +52,8 @@ class FabricEnds final : public rdma::Ends {
     fabric_.reached.insert({options_.rank, options_.peer(end)});
   }
   void start() override { throw std::runtime_error("it only tries"); }
-  std::optional<rdma::Failure> failure() const override { return {}; }
-  bool idle() const override { return true; }
   std::string describe() const override { return {}; }
+  std::optional<rdma::Failure> executor_failure() const override { return {}; }
 
  private:
   static rdma::QueuePairAddress address(int rank, int peer) {

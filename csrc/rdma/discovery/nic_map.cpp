@@ -265,15 +265,12 @@ const std::vector<NicAssignment>& nics_of(const NicMap& map, std::size_t gpu) {
 const std::vector<NicAssignment>& nics_of_cuda_device(const NicMap& map, int ordinal) {
   const std::string place = cuda_device_pci_address(ordinal);
   const auto address = topology::parse_pci_address(place);
-  if (!address && !map.nics.empty()) {
-    fail<SystemError>("RDMA was asked for, but CUDA does not say where its device {} is", ordinal);
-  }
   const auto gpu = std::ranges::find(map.gpus, address, [](const Gpu& candidate) { return candidate.pci.address; });
-  if (gpu == map.gpus.end()) {
+  if (!address || gpu == map.gpus.end()) {
     fail<SystemError>("RDMA was asked for, but {}. `deep_ep doctor` says more",
                       map.nics.empty()
                           ? why_no_rdma(map)
-                          : fmt::format("CUDA device {} (at {}) is neither in /proc/driver/nvidia/gpus nor in "
+                          : fmt::format("CUDA device {} (at '{}') is neither in /proc/driver/nvidia/gpus nor in "
                                         "/sys/bus/pci/devices",
                                         ordinal, place));
   }

@@ -37,48 +37,44 @@ class LocalEnds final : public Ends {
  public:
   LocalEnds(const std::shared_ptr<Executor>& executor, const SymmetricHeap& heap, const ConnectionOptions& options,
             const WrapWire& wrap)
-      : rank_(options.rank), rings_(executor, options.rings()) {
+      : Ends(options, "wire local") {
+    rings_.emplace(executor, options.rings());
     const bool cuda = executor->device().kind == Device::Kind::cuda;
     if (cuda) {
       backend_of(executor)->load_kernels();
       warn_of_lazy_loading();
     }
     auto wire = std::make_unique<LocalWire>(cuda ? executor : nullptr);
-    wire->add_memory(kSinkKey, rings_.sinks(), rings_.sink_bytes());
-    wire->add_memory(local_key_of_rank(rank_), heap.local(), heap.bytes());
+    wire->add_memory(kSinkKey, rings_->sinks(), rings_->sink_bytes());
+    wire->add_memory(local_key_of_rank(options.rank), heap.local(), heap.bytes());
     for (const int peer : options.peers) {
-      wire->add_memory(local_key_of_rank(peer), mapped_heap(heap, rank_, peer, "local"), heap.bytes());
-    }
-    for (std::size_t end = 0; end < options.ends(); ++end) {
-      pairs_.push_back({.number = static_cast<std::uint32_t>(1 + end), .peer = options.peer(end)});
+      wire->add_memory(local_key_of_rank(peer), mapped_heap(heap, options.rank, peer, "local"), heap.bytes());
     }
     wire_ = wrap ? wrap(std::move(wire)) : std::move(wire);
-    handler_.emplace(*wire_, rings_, pairs_, "wire local");
   }
 
   QueuePairAddress address(std::size_t end) const override {
-    return {
-        .queue_pair = pairs_[end].number, .heap_key = local_key_of_rank(rank_), .signal_key = local_key_of_rank(rank_)};
+    const std::uint32_t key = local_key_of_rank(options_.rank);
+    return {.queue_pair = static_cast<std::uint32_t>(1 + end), .heap_key = key, .signal_key = key};
   }
 
   RdmaPeerParams connect(std::size_t end, const QueuePairAddress& peer) override {
-    RdmaPeerParams params{rings_.queue_pair(end, pairs_[end].number, pairs_[end].peer), local_key_of_rank(rank_),
-                          peer.heap_key, peer.signal_key};
-    params.queue.sink = {sizeof(std::uint64_t) * end, kSinkKey};
-    return params;
+    queues_.push_back(rings_->queue_pair(end, address(end).queue_pair, options_.peer(end), {0, kSinkKey}));
+    return {queues_.back(), local_key_of_rank(options_.rank), peer.heap_key, peer.signal_key};
   }
 
-  void start() override { handler_->start({}, /*for_device=*/false); }
+  void start() override {
+    handler_.emplace(*wire_, queues_, device_);
+    handler_->start({}, /*for_device=*/false);
+  }
 
-  std::optional<Failure> failure() const override { return handler_->failure(); }
-  bool idle() const override { return rings_.idle(); }
   std::string describe() const override { return "handler cpu, wire local"; }
 
  private:
-  int rank_;
-  RingMemory rings_;
+  std::optional<Failure> executor_failure() const override { return handler_ ? handler_->failure() : std::nullopt; }
+
   std::unique_ptr<Wire> wire_;
-  std::vector<CpuHandler::QueuePair> pairs_;
+  std::vector<RdmaQueuePair> queues_;
   std::optional<CpuHandler> handler_;  ///< last: its thread uses the rest
 };
 

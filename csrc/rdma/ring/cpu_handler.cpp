@@ -15,19 +15,16 @@ namespace deep_ep::rdma {
 using device::rdma::CompletionEntry;
 
 struct CpuHandler::Ring {
-  QueuePair pair;
-  const RingMemory& memory;
-  std::size_t place;                      ///< in it
+  RdmaQueuePair pair;
   std::uint64_t taken = rung();           ///< entries that the wire has
   std::uint64_t completed = taken;        ///< entries that completion entries have reported
   bool failed = false;                    ///< the error entry is written; nothing more is done
   std::optional<Failure> bad_entry = {};  ///< the last one taken; it fails when those before it are complete
 
-  std::uint32_t depth() const { return memory.options().depth; }
   /// Entries before it may be read.
-  std::uint64_t rung() const { return __atomic_load_n(memory.producer_index(place), __ATOMIC_ACQUIRE); }
+  std::uint64_t rung() const { return __atomic_load_n(pair.doorbell, __ATOMIC_ACQUIRE); }
   Operation decode(std::uint64_t index) const {
-    return device::rdma::decode(memory.ring(place)[index & (depth() - 1)], index, pair.number);
+    return device::rdma::decode(pair.ring[index & (pair.depth - 1)], index, pair.number);
   }
 };
 
@@ -35,25 +32,23 @@ namespace {
 
 constexpr std::size_t kMostAtOnce = 64;  ///< entries of a ring
 
+/// Only kernels may not write it.
+CompletionEntry& completion_of(const RdmaQueuePair& pair) { return const_cast<CompletionEntry&>(*pair.completion); }
+
 /// The last word of a completion entry says that the entry is there.
-void publish(CompletionEntry& entry, std::uint64_t index, std::uint32_t opcode) {
-  __atomic_store_n(&entry.tail, device::rdma::tail_word(index, opcode), __ATOMIC_RELEASE);
+void publish(const RdmaQueuePair& pair, std::uint64_t index, std::uint32_t opcode) {
+  __atomic_store_n(&completion_of(pair).tail, device::rdma::tail_word(index, opcode), __ATOMIC_RELEASE);
 }
 
 }  // namespace
 
-CpuHandler::CpuHandler(Wire& wire, const RingMemory& rings, const std::vector<QueuePair>& queue_pairs,
-                       std::string device)
+CpuHandler::CpuHandler(Wire& wire, const std::vector<RdmaQueuePair>& queue_pairs, std::string device)
     : wire_(wire), device_(std::move(device)) {
-  for (std::size_t i = 0; i < queue_pairs.size(); ++i) {
-    rings_.push_back({.pair = queue_pairs[i], .memory = rings, .place = i});
-  }
+  for (const RdmaQueuePair& pair : queue_pairs) rings_.push_back({.pair = pair});
 }
 
 void CpuHandler::start(std::vector<int> cpus, bool for_device) {
-  thread_ = std::jthread([this, cpus = std::move(cpus), for_device](const std::stop_token& stop) {
-    poll(stop, cpus, for_device, [this] { return step(); });
-  });
+  thread_ = polling_thread(std::move(cpus), for_device, [this] { return step(); });
 }
 
 CpuHandler::~CpuHandler() = default;
@@ -66,7 +61,7 @@ std::optional<Failure> CpuHandler::failure() const {
 bool CpuHandler::step() {
   try {
     bool worked = false;
-    for (Ring& ring : rings_) worked |= take_entries(ring);
+    for (std::size_t i = 0; i < rings_.size(); ++i) worked |= take_entries(i);
     worked |= complete();
     return worked;
   } catch (const std::exception& e) {
@@ -80,14 +75,15 @@ bool CpuHandler::step() {
   }
 }
 
-bool CpuHandler::take_entries(Ring& ring) {
+bool CpuHandler::take_entries(std::size_t place) {
+  Ring& ring = rings_[place];
   const bool ended = ring.failed || (ring.bad_entry && *ring.bad_entry->index < ring.taken);
   const std::uint64_t end = ended ? ring.taken : ring.rung();
   if (end == ring.taken) return false;
-  if (end - ring.completed > ring.depth()) {
+  if (end - ring.completed > ring.pair.depth) {
     fail_ring(ring, {.index = ring.taken,
                      .detail = fmt::format("the producer index is {}, at most {} is possible", end,
-                                           ring.completed + ring.depth())});
+                                           ring.completed + ring.pair.depth)});
     return true;
   }
   const std::size_t most = std::min(kMostAtOnce, wire_.depth() - (ring.taken - ring.completed));
@@ -95,15 +91,21 @@ bool CpuHandler::take_entries(Ring& ring) {
   operations_.clear();
   for (std::uint64_t index = ring.taken; index != end && operations_.size() < most; ++index) {
     Operation& operation = operations_.emplace_back(ring.decode(index));
-    if (operation.mistake == device::rdma::Mistake::none) continue;
-    ring.bad_entry = {.index = index, .syndrome = Syndrome::local_queue_pair, .detail = describe_mistake(operation)};
+    if (operation.valid) continue;
+    ring.bad_entry = {
+        .index = index,
+        .syndrome = Syndrome::local_queue_pair,
+        .detail = fmt::format("this library writes no such entry there: number {} of queue pair {:#x}, opcode {:#04x}, "
+                              "modifier {}, {} segments, data of {} bytes",
+                              operation.counter, operation.queue_pair, operation.opcode, operation.modifier,
+                              operation.segments, operation.length)};
     // A write of nothing in its place completes behind the entries before it.
     operation = {
         .index = index, .opcode = device::rdma::kOpcodeWrite, .queue_pair = ring.pair.number, .signalled = true};
     break;
   }
   // Entries that a full queue does not take stay in the ring, and hold up no other.
-  const std::size_t taken = wire_.post(ring.place, operations_);
+  const std::size_t taken = wire_.post(place, operations_);
   ring.taken += taken;
   return taken != 0;
 }
@@ -111,28 +113,26 @@ bool CpuHandler::take_entries(Ring& ring) {
 bool CpuHandler::complete() {
   std::array<WireCompletion, 64> completions;
   const std::size_t count = wire_.poll(completions);
-  for (std::size_t i = 0; i < count; ++i) apply(completions[i]);
+  for (const WireCompletion& completion : std::span(completions).first(count)) {
+    if (completion.ring >= rings_.size()) {
+      fail<SystemError>("a completion is of ring {}, allowed: one of {}", completion.ring, rings_.size());
+    }
+    Ring& ring = rings_[completion.ring];
+    if (ring.failed) continue;  // the failure is known
+    const std::uint64_t index = ring.completed + static_cast<std::uint32_t>(completion.index - ring.completed);
+    if (index >= ring.taken) {
+      fail<SystemError>("it completed entry {} of queue pair {:#x}, which was not posted", index, ring.pair.number);
+    }
+    if (completion.syndrome != Syndrome::none) {
+      fail_ring(ring, {.index = index, .syndrome = completion.syndrome, .vendor_syndrome = completion.vendor_syndrome});
+    } else if (ring.bad_entry && index == *ring.bad_entry->index) {
+      fail_ring(ring, *ring.bad_entry);
+    } else {
+      ring.completed = index + 1;
+      publish(ring.pair, index, device::rdma::kCompletionOk);
+    }
+  }
   return count != 0;
-}
-
-void CpuHandler::apply(const WireCompletion& completion) {
-  if (completion.ring >= rings_.size()) {
-    fail<SystemError>("a completion is of ring {}, allowed: one of {}", completion.ring, rings_.size());
-  }
-  Ring& ring = rings_[completion.ring];
-  if (ring.failed) return;  // the failure is known
-  const std::uint64_t index = ring.completed + static_cast<std::uint32_t>(completion.index - ring.completed);
-  if (index >= ring.taken) {
-    fail<SystemError>("it completed entry {} of queue pair {:#x}, which was not posted", index, ring.pair.number);
-  }
-  if (completion.syndrome != Syndrome::none) {
-    fail_ring(ring, {.index = index, .syndrome = completion.syndrome, .vendor_syndrome = completion.vendor_syndrome});
-  } else if (ring.bad_entry && index == *ring.bad_entry->index) {
-    fail_ring(ring, *ring.bad_entry);
-  } else {
-    ring.completed = index + 1;
-    publish(*ring.memory.completion(ring.place), index, device::rdma::kCompletionOk);
-  }
 }
 
 void CpuHandler::fail_ring(Ring& ring, Failure failure) {
@@ -148,12 +148,12 @@ void CpuHandler::fail_ring(Ring& ring, Failure failure) {
     const std::lock_guard lock(mutex_);
     if (!failure_) failure_ = failure;  // before the entry tells of it
   }
-  CompletionEntry& entry = *ring.memory.completion(ring.place);
+  CompletionEntry& entry = completion_of(ring.pair);
   const bool is_completion = failure.syndrome != Syndrome::none;
   entry.vendor_syndrome = failure.vendor_syndrome;
   entry.syndrome = static_cast<std::uint8_t>(is_completion ? failure.syndrome : Syndrome::local_queue_pair);
   entry.opcode_number = device::rdma::swap32(failure.opcode << 24 | ring.pair.number);
-  publish(entry, *failure.index, device::rdma::kCompletionError);
+  publish(ring.pair, *failure.index, device::rdma::kCompletionError);
 }
 
 }  // namespace deep_ep::rdma

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "csrc/rdma/ring/failure.hpp"
-#include "csrc/rdma/ring/ring_memory.hpp"
 #include "csrc/rdma/ring/wire.hpp"
+#include "kernels/rdma/params.hpp"
 
 namespace deep_ep::rdma {
 
@@ -20,16 +20,11 @@ namespace deep_ep::rdma {
 /// completion entries. One thread and one wire for all rings. Whether all is done, the memory of the rings says.
 class CpuHandler {
  public:
-  struct QueuePair {
-    std::uint32_t number = 0;  ///< as the wire knows it
-    int peer = -1;             ///< rank at the other end, for messages
-  };
-
-  /// `queue_pairs`: one for each ring of `rings`, which is in host memory; the wire knows them. Both outlive the
-  /// handler. `device`: NIC and port, or wire, for messages.
-  CpuHandler(Wire& wire, const RingMemory& rings, const std::vector<QueuePair>& queue_pairs, std::string device);
+  /// `queue_pairs`: as kernels see them, in host memory; the wire, which outlives the handler, knows them by their
+  /// places. `device`: NIC and port, or wire, for messages.
+  CpuHandler(Wire& wire, const std::vector<RdmaQueuePair>& queue_pairs, std::string device);
   ~CpuHandler();
-  /// Starts the thread; without it everything happens in step(). See poll().
+  /// Starts the thread; without it everything happens in step(). See polling_thread().
   void start(std::vector<int> cpus, bool for_device);
 
   /// The first operation that failed on any ring, if one did. From any thread.
@@ -42,9 +37,8 @@ class CpuHandler {
  private:
   struct Ring;
 
-  bool take_entries(Ring& ring);
+  bool take_entries(std::size_t place);
   bool complete();
-  void apply(const WireCompletion& completion);
   /// Writes the error entry. `failure` has index, syndrome (or only a detail, if it is not the wire's verdict) and
   /// vendor code.
   void fail_ring(Ring& ring, Failure failure);

@@ -23,8 +23,6 @@ void keep_to(const std::vector<int>& cpus) {
   if (CPU_COUNT(&wanted) != 0) ::sched_setaffinity(0, sizeof wanted, &wanted);
 }
 
-}  // namespace
-
 void poll(const std::stop_token& stop, const std::vector<int>& cpus, bool for_device,
           const std::function<bool()>& step) {
   constexpr auto kSpin = std::chrono::microseconds(200);  // the next rows of a call are expected within that time
@@ -44,6 +42,12 @@ void poll(const std::stop_token& stop, const std::vector<int>& cpus, bool for_de
       std::this_thread::sleep_for(idle.nap());
     }
   }
+}
+
+}  // namespace
+
+std::jthread polling_thread(std::vector<int> cpus, bool for_device, std::function<bool()> step) {
+  return std::jthread([=](const std::stop_token& stop) { poll(stop, cpus, for_device, step); });
 }
 
 }  // namespace deep_ep::rdma

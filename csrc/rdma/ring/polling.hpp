@@ -2,15 +2,14 @@
 #pragma once
 
 #include <functional>
-#include <stop_token>
+#include <thread>
 #include <vector>
 
 namespace deep_ep::rdma {
 
-/// Calls `step`, which says whether there was work, until stopped. `cpus`: where the calling thread is to run, of those
+/// A thread that calls `step`, which says whether there was work, until stopped. `cpus`: where it is to run, of those
 /// that this process may use; empty: anywhere. `for_device`: it sleeps briefly, for a slow look would cost more than
 /// the CPU.
-void poll(const std::stop_token& stop, const std::vector<int>& cpus, bool for_device,
-          const std::function<bool()>& step);
+std::jthread polling_thread(std::vector<int> cpus, bool for_device, std::function<bool()> step);
 
 }  // namespace deep_ep::rdma

@@ -46,17 +46,18 @@ RingMemory::RingMemory(std::shared_ptr<Executor> executor, const RingOptions& op
   for (std::size_t i = 0; i < options_.count && !options_.on_gpu; ++i) *producer_index(i) = first;
 }
 
-RdmaQueuePair RingMemory::queue_pair(std::size_t i, std::uint32_t number, int peer) const {
+RdmaQueuePair RingMemory::queue_pair(std::size_t i, std::uint32_t number, int peer,
+                                     device::rdma::KeyedAddress sinks) const {
   RdmaQueuePair pair;
   pair.ring = ring(i);
   pair.completion = completion(i);
   pair.doorbell = producer_index(i);
   pair.state = states_.get() + i;
-  pair.kind = RdmaDoorbell::producer_index;
   pair.number = number;
   pair.depth = options_.depth;
   pair.batch = options_.batch;
   pair.peer = peer;
+  pair.sink = {sinks.address + sizeof(std::uint64_t) * i, sinks.key};
   return pair;
 }
 
@@ -72,18 +73,18 @@ std::uint32_t RingStatus::outstanding() const {
   return static_cast<std::uint32_t>(state.posted - 1 - device::rdma::tail_counter(completion.tail)) & 0xffffu;
 }
 
-bool RingMemory::host_reads_rings() const { return !options_.on_gpu || executor_->device().kind == Device::Kind::cpu; }
+bool RingMemory::host_reads() const { return !options_.on_gpu || executor_->device().kind == Device::Kind::cpu; }
 
 std::vector<RingStatus> RingMemory::status() const {
   std::vector<RingStatus> status(options_.count);
   for (std::size_t i = 0; i < options_.count; ++i) {
     executor_->copy(&status[i].state, states_.get() + i, sizeof(RdmaQueueState), stream_.get());
-    if (!host_reads_rings()) {
+    if (!host_reads()) {
       executor_->copy(&status[i].completion, completion(i), sizeof status[i].completion, stream_.get());
     }
   }
   executor_->synchronize(stream_.get());
-  for (std::size_t i = 0; i < options_.count && host_reads_rings(); ++i) {
+  for (std::size_t i = 0; i < options_.count && host_reads(); ++i) {
     // Its last word says that it is there, and may be written at this moment.
     status[i].completion.tail = __atomic_load_n(&completion(i)->tail, __ATOMIC_ACQUIRE);
     if (status[i].failed()) status[i].completion = *completion(i);

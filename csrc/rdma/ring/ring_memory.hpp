@@ -71,9 +71,11 @@ class RingMemory {
   std::uint64_t* sinks() const { return sinks_.get(); }
   std::size_t sink_bytes() const { return options_.count * sizeof(std::uint64_t); }
 
-  /// What kernels need for the handler `cpu`; the sink is the caller's to fill in.
-  RdmaQueuePair queue_pair(std::size_t i, std::uint32_t number, int peer) const;
+  /// What kernels need for a handler that reads producer indices. `sinks`: where the device finds the first one.
+  RdmaQueuePair queue_pair(std::size_t i, std::uint32_t number, int peer, device::rdma::KeyedAddress sinks) const;
 
+  /// Does the host reach the rings, or only their device?
+  bool host_reads() const;
   /// Of all queue pairs. No kernel may be posting.
   std::vector<RingStatus> status() const;
   /// Is everything complete that kernels have posted and given back, or failed? No kernel may be posting.
@@ -81,7 +83,6 @@ class RingMemory {
 
  private:
   std::byte* begin(std::size_t i) const { return rings_ + i * layout_.bytes; }
-  bool host_reads_rings() const;
 
   std::shared_ptr<Executor> executor_;
   OwnStream stream_;  ///< for transfers

@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <string>
 
 #include "csrc/rdma/ring/failure.hpp"
 #include "kernels/rdma/decode.hpp"
@@ -21,13 +20,10 @@ struct WireCompletion {
   std::uint8_t vendor_syndrome = 0;    ///< the device's own code (ibv_wc::vendor_err), 0 where there is none
 };
 
-/// Names the mistake in an entry or doorbell; empty for a right one.
-std::string describe_mistake(const Operation& operation);
-
 /// A wire belongs to one handler, whose thread alone calls `post` and `poll`; concrete wires have functions
 /// that make queue pairs known to them, before the handler starts: one for each ring of the handler, in its order.
 ///
-/// Operations are RDMA writes and 8-byte fetch-and-adds without a mistake. A write of no bytes does nothing, but
+/// Operations are RDMA writes and 8-byte fetch-and-adds, all valid. A write of no bytes does nothing, but
 /// completes in order. Success is reported of those that are `signalled`, failure of any.
 ///
 /// Order, as of RC queue pairs. Of one queue pair: operations take effect at the target in the order of posting (a

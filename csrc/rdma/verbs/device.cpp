@@ -20,6 +20,10 @@ namespace deep_ep::rdma::verbs {
 
 std::size_t host_page_bytes() { return static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)); }
 
+void require(const std::string& device, int error, const std::string& call, const char* hint) {
+  if (error != 0) fail<SystemError>("RDMA device {}: {}: {}{}", device, call, errno_text(error), hint);
+}
+
 void note_end(const std::string& device, const char* call, int error) {
   if (error != 0) log::warn("RDMA device {}: {}: {}", device, call, errno_text(error));
 }
@@ -34,7 +38,6 @@ Device::Device(std::string name, const PathOptions& path, const VerbsFunctions& 
   for (int i = 0; list != nullptr && i < count && context_ == nullptr; ++i) {
     names.emplace_back(functions_.get_device_name(list.get()[i]));
     if (names.back() != name_) continue;
-    errno = 0;
     ibv_context* const opened = functions_.open_device(list.get()[i]);
     if (opened == nullptr) {
       fail<SystemError>("RDMA device {}: ibv_open_device: {} (needs read and write access to /dev/infiniband/uverbs*)",
@@ -47,8 +50,7 @@ Device::Device(std::string name, const PathOptions& path, const VerbsFunctions& 
     fail<InvalidArgument>("RDMA device '{}' is not on this machine; libibverbs sees: {}", name_,
                           fmt::join(names, ", "));
   }
-  const int error = functions_.query_device(context(), &limits_);
-  if (error != 0) fail<SystemError>("RDMA device {}: ibv_query_device: {}", name_, errno_text(error));
+  require(name_, functions_.query_device(context(), &limits_), "ibv_query_device");
   // Linux says this of an mlx5 device that adds, with operands of 8 bytes, in the order of bytes that processors have.
   if (limits_.atomic_cap != IBV_ATOMIC_HCA && limits_.atomic_cap != IBV_ATOMIC_GLOB) {
     fail<SystemError>(
@@ -56,9 +58,8 @@ Device::Device(std::string name, const PathOptions& path, const VerbsFunctions& 
         "firmware configuration",
         name_);
   }
-  errno = 0;
   ibv_pd* const domain = functions_.alloc_pd(context());
-  if (domain == nullptr) fail<SystemError>("RDMA device {}: ibv_alloc_pd: {}", name_, errno_text(errno));
+  require(name_, errno_unless(domain != nullptr), "ibv_alloc_pd");
   protection_domain_ = {domain,
                         [this](ibv_pd* gone) { note_end(name_, "ibv_dealloc_pd", functions_.dealloc_pd(gone)); }};
   address_ = find_address();
@@ -76,7 +77,11 @@ QueuePairAddress Device::find_address() const {
   address.mtu = static_cast<std::uint8_t>(port.active_mtu);
   address.link_layer = ethernet ? LinkLayer::ethernet : LinkLayer::infiniband;
   address.needs_global_route = (port.flags & IBV_QPF_GRH_REQUIRED) != 0 ? 1 : 0;
-  address.gid = gid();
+  ibv_gid gid{};
+  const int refused = functions_.query_gid(context(), static_cast<std::uint8_t>(path_.port), path_.gid_index, &gid);
+  require(name_, errno_unless(refused == 0),
+          fmt::format("ibv_query_gid of port {}, index {}", path_.port, path_.gid_index));
+  std::memcpy(address.gid.data(), gid.raw, sizeof gid.raw);
   // Random for each opening, so that late packets of an old connection, whose queue pair had the same number, do not
   // fit.
   address.packet_number = random_bits<std::uint32_t>() & 0xffffff;
@@ -112,20 +117,8 @@ ibv_port_attr Device::port() const {
   const int error = extended != nullptr ? extended->query_port(context(), number, &attributes, sizeof attributes)
                                         : functions_.query_port(context(), number,
                                                                 reinterpret_cast<_compat_ibv_port_attr*>(&attributes));
-  if (error != 0) fail<SystemError>("RDMA device {} port {}: ibv_query_port: {}", name_, path_.port, errno_text(error));
+  require(name_, error, fmt::format("ibv_query_port of port {}", path_.port));
   return attributes;
-}
-
-GidBytes Device::gid() const {
-  ibv_gid raw{};
-  errno = 0;
-  if (functions_.query_gid(context(), static_cast<std::uint8_t>(path_.port), path_.gid_index, &raw) != 0) {
-    fail<SystemError>("RDMA device {} port {}: ibv_query_gid of index {}: {}", name_, path_.port, path_.gid_index,
-                      errno_text(errno));
-  }
-  GidBytes result;
-  std::memcpy(result.data(), raw.raw, result.size());
-  return result;
 }
 
 }  // namespace deep_ep::rdma::verbs

@@ -3,6 +3,7 @@
 
 #include <infiniband/verbs.h>
 
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -43,7 +44,6 @@ class Device {
   bool has_failed();
 
  private:
-  GidBytes gid() const;
   QueuePairAddress find_address() const;
 
   std::string name_;
@@ -56,6 +56,11 @@ class Device {
   std::mutex events_mutex_;
   bool failed_ = false;
 };
+
+/// SystemError "RDMA device mlx5_0: `call`: ..." with the hint, unless `error`, an errno, is 0.
+void require(const std::string& device, int error, const std::string& call, const char* hint = "");
+inline constexpr const char* kNoRoute = " (no route to the peer: wrong GID index, subnet, or a link that is down)";
+inline int errno_unless(bool good) { return good ? 0 : errno; }
 
 /// Logs that `call`, which was to end something that the device had made, has failed. 0: it has not.
 void note_end(const std::string& device, const char* call, int error);

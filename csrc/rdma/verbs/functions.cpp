@@ -19,9 +19,10 @@ struct Loaded {
   LoadedLibrary report;
 };
 
-/// The library stays loaded until the process ends: verbs providers leave threads and exit handlers behind.
-template <class Functions>
-Loaded<Functions> load(const char* name) {
+/// `each(functions, find)` calls find(function, its name in the library) for each. The library stays loaded until the
+/// process ends: verbs providers leave threads and exit handlers behind.
+template <class Functions, class Each>
+Loaded<Functions> load(const char* name, Each each) {
   Loaded<Functions> loaded;
   LoadedLibrary& report = loaded.report;
   report.name = name;
@@ -36,7 +37,7 @@ Loaded<Functions> load(const char* name) {
   report.path = std::filesystem::weakly_canonical(map->l_name, error).string();
   if (error) report.path = map->l_name;
   std::vector<std::string> missing;
-  loaded.functions.each([&]<class Function>(Function& function, const char* symbol) {
+  each(loaded.functions, [&]<class Function>(Function& function, const char* symbol) {
     function = reinterpret_cast<Function>(::dlsym(library, symbol));
     if (function == nullptr) missing.emplace_back(symbol);
   });
@@ -45,16 +46,20 @@ Loaded<Functions> load(const char* name) {
   return loaded;
 }
 
+#define DEEP_EP_FIND(prefix, name) find(functions.name, #prefix #name);
+
 // Loaded once: libraries do not appear while a program runs.
 const Loaded<VerbsFunctions>& loaded_verbs() {
-  static const Loaded<VerbsFunctions> loaded = load<VerbsFunctions>("libibverbs.so.1");
+  static const Loaded<VerbsFunctions> loaded = load<VerbsFunctions>(
+      "libibverbs.so.1", [](VerbsFunctions& functions, const auto& find) { DEEP_EP_VERBS_FUNCTIONS(DEEP_EP_FIND) });
   return loaded;
 }
 
 // libmlx5 loads libibverbs too. Loading libibverbs first keeps the report true.
 const Loaded<Mlx5Functions>& loaded_mlx5() {
   loaded_verbs();
-  static const Loaded<Mlx5Functions> loaded = load<Mlx5Functions>("libmlx5.so.1");
+  static const Loaded<Mlx5Functions> loaded = load<Mlx5Functions>(
+      "libmlx5.so.1", [](Mlx5Functions& functions, const auto& find) { DEEP_EP_MLX5_FUNCTIONS(DEEP_EP_FIND) });
   return loaded;
 }
 

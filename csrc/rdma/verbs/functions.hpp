@@ -26,24 +26,13 @@ namespace deep_ep::rdma::verbs {
 // clang-format on
 
 #define DEEP_EP_FUNCTION(prefix, name) decltype(&::prefix##name) name;
-#define DEEP_EP_VISIT(prefix, name) visit(name, #prefix #name);
 struct VerbsFunctions {
   DEEP_EP_VERBS_FUNCTIONS(DEEP_EP_FUNCTION)
-  /// Calls visit(function, its name in the library) for each.
-  template <class Visit>
-  void each(const Visit& visit) {
-    DEEP_EP_VERBS_FUNCTIONS(DEEP_EP_VISIT)
-  }
 };
 struct Mlx5Functions {
   DEEP_EP_MLX5_FUNCTIONS(DEEP_EP_FUNCTION)
-  template <class Visit>
-  void each(const Visit& visit) {
-    DEEP_EP_MLX5_FUNCTIONS(DEEP_EP_VISIT)
-  }
 };
 #undef DEEP_EP_FUNCTION
-#undef DEEP_EP_VISIT
 
 /// The tables of the libraries on this machine, loaded at the first call. SystemError: the machine lacks them, with
 /// what to install.

@@ -1,6 +1,5 @@
 #include "csrc/rdma/verbs/nic_ends.hpp"
 
-#include <map>
 #include <utility>
 
 #include "csrc/rdma/verbs/functions.hpp"
@@ -28,11 +27,10 @@ HeapOnNic NicAccess::open(const std::string& name, const PathOptions& path, cons
         nic.name());
   }
   const auto device = std::make_shared<Device>(name, path, functions);
-  MemoryRange range{
-      .address = heap.local(), .bytes = heap.bytes(), .gpu = gpu ? &gpu->export_dma_buf : nullptr, .first_address = 0};
+  MemoryRange range{.address = heap.local(), .bytes = heap.bytes(), .gpu = gpu ? &gpu->export_dma_buf : nullptr};
   const Registration signals(device, range);
   range.any_order = relaxed_ordering;
-  return {device, signals, relaxed_ordering ? Registration(device, range) : signals};
+  return {device, make_completion_queue(device, 1), signals, relaxed_ordering ? Registration(device, range) : signals};
 }
 
 NicAccess access_of(const NicAssignment& assignment, const Executor& executor, const RdmaSettings& settings) {
@@ -46,7 +44,6 @@ NicAccess access_of(const NicAssignment& assignment, const Executor& executor, c
   if (settings.relaxed_ordering == Choice::automatic) {
     access.relaxed_ordering = assignment.nic.capability == Capability::mlx5 && is_virtual_machine({});
   }
-  access.mlx5_functions = mlx5_functions;
   return access;
 }
 
@@ -68,26 +65,18 @@ std::unique_ptr<Ends> make_nic_ends(NicHandler handler, const NicAccess& nic, co
 }
 
 NicEnds::NicEnds(const NicAccess& nic, const ConnectionOptions& options)
-    : nic_(nic), options_(options), landings_(options.ends()) {
-  std::map<std::shared_ptr<Device>, std::shared_ptr<ibv_cq>> completions;
+    : Ends(options, nic.nic.name()), nic_(nic), landings_(options.ends()) {
   for (std::size_t end = 0; end < options.ends(); ++end) {
-    if (!options.lands(end)) continue;
-    const std::shared_ptr<Device>& device = landing_nic(end).device;
-    std::shared_ptr<ibv_cq>& queue = completions[device];
-    if (queue == nullptr) queue = make_completion_queue(device, 1);
-    landings_[end].emplace(device, queue, 1);
+    if (options.lands(end)) landings_[end].emplace(landing_nic(end).device, landing_nic(end).completions, 1);
   }
 }
 
 void NicEnds::make_rings(const std::shared_ptr<Executor>& executor, const RingOptions& shape) {
   sinks_.reset();
   rings_.emplace(executor, options_.rings(shape));
-  sinks_.emplace(nic_.heap.device, MemoryRange{.address = rings_->sinks(), .bytes = rings_->sink_bytes()});
-}
-
-RdmaPeerParams NicEnds::params_of(std::size_t end, RdmaQueuePair queue, const QueuePairAddress& peer) const {
-  queue.sink = {sinks_->first_address() + sizeof(std::uint64_t) * end, sinks_->local_key()};
-  return {queue, nic_.heap.payload.local_key(), peer.heap_key, peer.signal_key};
+  const auto sinks = reinterpret_cast<std::uint64_t>(rings_->sinks());
+  sinks_.emplace(nic_.heap.device,
+                 MemoryRange{.address = rings_->sinks(), .bytes = rings_->sink_bytes(), .first_address = sinks});
 }
 
 }  // namespace deep_ep::rdma::verbs

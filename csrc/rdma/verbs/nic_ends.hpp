@@ -1,7 +1,6 @@
 // The ends of a rank's queue pairs on its NIC, for each handler.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -24,8 +23,9 @@ struct Mlx5Functions;
 /// An opened NIC, and the heap, addressed from 0, as it reaches it.
 struct HeapOnNic {
   std::shared_ptr<Device> device;
-  Registration signals;  ///< strictly ordered
-  Registration payload;  ///< the same, or in any order
+  std::shared_ptr<ibv_cq> completions;  ///< of queue pairs that send nothing
+  Registration signals;                 ///< strictly ordered
+  Registration payload;                 ///< the same, or in any order
 
   /// Tells the peer both keys.
   QueuePairAddress at(QueuePairAddress address) const {
@@ -42,11 +42,10 @@ using LandingNics = std::vector<HeapOnNic>;
 /// What ends on a NIC need: the NIC, and what lets it reach the rank's memory and be driven by its kernels.
 struct NicAccess {
   NicAssignment nic;
-  HeapOnNic heap;                 ///< after open()
-  std::optional<GpuAccess> gpu;   ///< whose are heap and rings; nothing: the CPU's
-  bool relaxed_ordering = false;  ///< of payload
-  /// Called when the handler `gpu` or `doorbell` is tried; may throw SystemError.
-  std::function<const Mlx5Functions&()> mlx5_functions;
+  HeapOnNic heap;                       ///< after open()
+  std::optional<GpuAccess> gpu;         ///< whose are heap and rings; nothing: the CPU's
+  bool relaxed_ordering = false;        ///< of payload
+  const Mlx5Functions* mlx5 = nullptr;  ///< null: those of this machine
   /// Where ends keep to rails.
   std::shared_ptr<const LandingNics> landing_nics;
 
@@ -61,20 +60,24 @@ class NicEnds : public Ends {
   NicEnds(const NicAccess& nic, const ConnectionOptions& options);
   QueuePairAddress landing(std::size_t end) const override { return landing_nic(end).at(landings_.at(end)->address()); }
   void connect_landing(std::size_t end, const QueuePairAddress& peer) override { landings_.at(end)->connect(peer); }
-  bool idle() const override { return rings_->idle(); }
 
  protected:
   /// `shape`: where they lie.
   void make_rings(const std::shared_ptr<Executor>& executor, const RingOptions& shape);
-  /// What kernels need to reach `peer` by the queue pair of this end.
-  RdmaPeerParams params_of(std::size_t end, RdmaQueuePair queue, const QueuePairAddress& peer) const;
+  /// See RingMemory::queue_pair().
+  RdmaQueuePair queue_pair(std::size_t end, std::uint32_t number) const {
+    return rings_->queue_pair(end, number, options_.peer(end),
+                              {reinterpret_cast<std::uint64_t>(rings_->sinks()), sinks_->local_key()});
+  }
+  /// What kernels need to reach `peer` by this queue pair.
+  RdmaPeerParams params_of(const RdmaQueuePair& queue, const QueuePairAddress& peer) const {
+    return {queue, nic_.heap.payload.local_key(), peer.heap_key, peer.signal_key};
+  }
   const HeapOnNic& landing_nic(std::size_t end) const {
     return nic_.landing_nics->at(static_cast<std::size_t>(options_.rail_of(options_.peer(end))));
   }
 
   NicAccess nic_;
-  ConnectionOptions options_;
-  std::optional<RingMemory> rings_;
   std::optional<Registration> sinks_;               ///< the words of pinned memory where old values of additions go
   std::vector<std::optional<QueuePair>> landings_;  ///< by which others write to this rank's heap
 };

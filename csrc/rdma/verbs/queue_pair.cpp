@@ -11,11 +11,8 @@
 
 namespace deep_ep::rdma::verbs {
 std::shared_ptr<ibv_cq> make_completion_queue(const std::shared_ptr<Device>& device, std::uint32_t depth) {
-  errno = 0;
   ibv_cq* const made = device->functions().create_cq(device->context(), static_cast<int>(depth), nullptr, nullptr, 0);
-  if (made == nullptr) {
-    fail<SystemError>("RDMA device {}: ibv_create_cq of {} entries: {}", device->name(), depth, errno_text(errno));
-  }
+  require(device->name(), errno_unless(made != nullptr), fmt::format("ibv_create_cq of {} entries", depth));
   return owned(device, made, device->functions().destroy_cq, "ibv_destroy_cq");
 }
 
@@ -44,12 +41,9 @@ QueuePair::QueuePair(std::shared_ptr<Device> device, std::shared_ptr<ibv_cq> com
   wanted.cap.max_recv_wr = 1;  // Nothing is ever received; some providers refuse 0.
   wanted.cap.max_send_sge = 1;
   wanted.cap.max_recv_sge = 1;
-  errno = 0;
   ibv_qp* const made = device_->functions().create_qp(device_->protection_domain(), &wanted);
-  if (made == nullptr) {
-    fail<SystemError>("RDMA device {}: ibv_create_qp (reliable connection, {} send requests): {}", device_->name(),
-                      send_depth, errno_text(errno));
-  }
+  require(device_->name(), errno_unless(made != nullptr),
+          fmt::format("ibv_create_qp (reliable connection, {} send requests)", send_depth));
   pair_ = owned(device_, made, device_->functions().destroy_qp, "ibv_destroy_qp");
   address_.queue_pair = number();
   ibv_qp_attr attributes{};
@@ -62,13 +56,10 @@ QueuePair::QueuePair(std::shared_ptr<Device> device, std::shared_ptr<ibv_cq> com
 
 void QueuePair::modify(ibv_qp_attr& attributes, int mask, const std::string& step) const {
   const int error = device_->functions().modify_qp(get(), &attributes, mask);
-  if (error == 0) return;
   // Routes are looked up at this step, so a wrong GID or subnet shows here and nowhere else.
-  const char* hint = error == ENETUNREACH || error == ETIMEDOUT || error == EHOSTUNREACH
-                         ? " (no route to the peer: wrong GID index, subnet, or a link that is down)"
-                         : "";
-  fail<SystemError>("RDMA device {}: ibv_modify_qp of queue pair {:#x} {}: {}{}", device_->name(), number(), step,
-                    errno_text(error), hint);
+  const bool no_route = error == ENETUNREACH || error == ETIMEDOUT || error == EHOSTUNREACH;
+  require(device_->name(), error, fmt::format("ibv_modify_qp of queue pair {:#x} {}", number(), step),
+          no_route ? kNoRoute : "");
 }
 
 void QueuePair::connect(const QueuePairAddress& peer, bool hasty) const {

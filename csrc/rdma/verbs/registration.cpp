@@ -69,8 +69,7 @@ const char* register_memory(const Device& device, const MemoryRange& range, cons
       peer_memory_module_loaded() ? "loaded" : "not loaded");
 }
 
-Registration::Registration(std::shared_ptr<Device> device, const MemoryRange& range)
-    : first_address_(range.first_address.value_or(reinterpret_cast<std::uint64_t>(range.address))) {
+Registration::Registration(std::shared_ptr<Device> device, const MemoryRange& range) {
   const VerbsFunctions& functions = device->functions();
   ibv_pd* const domain = device->protection_domain();
   // Peers write and add; nothing reads remotely.
@@ -78,8 +77,8 @@ Registration::Registration(std::shared_ptr<Device> device, const MemoryRange& ra
                      (range.any_order ? IBV_ACCESS_RELAXED_ORDERING : IBV_ACCESS_REMOTE_ATOMIC);
   ibv_mr* region = nullptr;
   path_ = register_memory(*device, range, "ibv_reg_mr", [&](int dma_buf) {
-    region = dma_buf >= 0 ? functions.reg_dmabuf_mr(domain, 0, range.bytes, first_address_, dma_buf, access)
-                          : functions.reg_mr_iova2(domain, range.address, range.bytes, first_address_,
+    region = dma_buf >= 0 ? functions.reg_dmabuf_mr(domain, 0, range.bytes, range.first_address, dma_buf, access)
+                          : functions.reg_mr_iova2(domain, range.address, range.bytes, range.first_address,
                                                    static_cast<unsigned>(access));
     return region != nullptr;
   });

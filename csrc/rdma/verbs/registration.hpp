@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 
 #include "csrc/rdma/verbs/device.hpp"
 #include "csrc/support/unique_fd.hpp"
@@ -22,9 +21,9 @@ struct MemoryRange {
   void* address = nullptr;
   std::size_t bytes = 0;
   const DmaBufExporter* gpu = nullptr;  ///< of memory of a GPU; null: it is the CPU's
-  /// The address that work requests use for the first byte. A heap registered with 0 is addressed by offsets; without
-  /// a value the address itself counts. Congruent to `address` modulo the page size.
-  std::optional<std::uint64_t> first_address = {};
+  /// The address that work requests use for the first byte: a heap is addressed by offsets. Congruent to `address`
+  /// modulo the page size.
+  std::uint64_t first_address = 0;
   /// PCIe may bring bytes in any order (relaxed ordering). Nothing is added then: the device refuses signals by this
   /// key.
   bool any_order = false;
@@ -47,13 +46,10 @@ class Registration {
 
   std::uint32_t local_key() const;
   std::uint32_t remote_key() const;
-  /// What work requests use for the first byte.
-  std::uint64_t first_address() const { return first_address_; }
   const char* path() const { return path_; }  ///< see register_memory()
 
  private:
   std::shared_ptr<ibv_mr> region_;
-  std::uint64_t first_address_ = 0;
   const char* path_ = "";
 };
 

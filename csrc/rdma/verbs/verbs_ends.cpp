@@ -38,18 +38,14 @@ class VerbsEnds final : public NicEnds {
   VerbsEnds(const NicAccess& nic, const std::shared_ptr<Executor>& executor, const ConnectionOptions& options)
       : NicEnds(nic, options), wire_(nic.heap.device, options.ends(), send_depth(*nic.heap.device, options)) {
     make_rings(executor, {});
-    std::vector<CpuHandler::QueuePair> served;
-    for (std::size_t end = 0; end < options.ends(); ++end) {
-      served.push_back({.number = wire_.queue_pair(end).number(), .peer = options.peer(end)});
-    }
-    handler_.emplace(wire_, *rings_, served, nic.nic.name());
   }
 
   QueuePairAddress address(std::size_t end) const override { return nic_.heap.at(wire_.queue_pair(end).address()); }
 
   RdmaPeerParams connect(std::size_t end, const QueuePairAddress& peer) override {
     wire_.queue_pair(end).connect(peer, options_.hasty);
-    return params_of(end, rings_->queue_pair(end, wire_.queue_pair(end).number(), options_.peer(end)), peer);
+    queues_.push_back(queue_pair(end, wire_.queue_pair(end).number()));
+    return params_of(queues_.back(), peer);
   }
 
   /// 0 is added to the first word of the peer's heap.
@@ -65,26 +61,29 @@ class VerbsEnds final : public NicEnds {
     std::array<WireCompletion, 1> answer;
     while (wire_.poll(answer) == 0) {
       if (deadline.expired()) {
-        fail<SystemError>("RDMA device {}: a message that tries a path is not complete within {} s", nic_.nic.name(),
+        fail<SystemError>("RDMA device {}: a message that tries a path is not complete within {} s", device_,
                           deadline.seconds());
       }
       std::this_thread::sleep_for(std::chrono::microseconds(20));
     }
     if (answer[0].syndrome == Syndrome::none) return;
-    fail<SystemError>("RDMA device {}: a message that tries a path has failed: {}", nic_.nic.name(),
-                      text(answer[0].syndrome));
+    fail<SystemError>("RDMA device {}: a message that tries a path has failed: {}", device_, text(answer[0].syndrome));
   }
 
-  void start() override { handler_->start(nic_.nic.nic.cpus, /*for_device=*/true); }
+  void start() override {
+    handler_.emplace(wire_, queues_, device_);
+    handler_->start(nic_.nic.nic.cpus, /*for_device=*/true);
+  }
 
-  std::optional<Failure> failure() const override { return handler_->failure(); }
   std::string describe() const override {
-    return fmt::format("handler cpu, wire verbs, NIC {}, heap registered as {}", nic_.nic.name(),
-                       nic_.heap.signals.path());
+    return fmt::format("handler cpu, wire verbs, NIC {}, heap registered as {}", device_, nic_.heap.signals.path());
   }
 
  private:
+  std::optional<Failure> executor_failure() const override { return handler_ ? handler_->failure() : std::nullopt; }
+
   VerbsWire wire_;
+  std::vector<RdmaQueuePair> queues_;
   std::optional<CpuHandler> handler_;  ///< last: its thread uses the rest
 };
 

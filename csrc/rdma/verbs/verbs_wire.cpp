@@ -84,12 +84,12 @@ std::size_t VerbsWire::post(std::size_t ring, std::span<const Operation> operati
   const auto accepted = error == 0           ? count
                         : refused != nullptr ? static_cast<std::size_t>(refused - requests.data())
                                              : 0;
-  if (error != 0 && error != ENOMEM) {
-    fail<SystemError>("RDMA device {}: ibv_post_send to queue pair {:#x}: {}", device_->name(), queue.pair.number(),
-                      errno_text(error));
-  }
   // Full, although there should be room: the next request must ask for a completion, or nothing frees room.
-  if (error != 0) queue.since_reported = depth_;
+  if (error == ENOMEM) {
+    queue.since_reported = depth_;
+  } else {
+    require(device_->name(), error, fmt::format("ibv_post_send to queue pair {:#x}", queue.pair.number()));
+  }
   return accepted;
 }
 

@@ -4,7 +4,7 @@
 
 #include <functional>
 #include <memory>
-#include <stop_token>
+#include <semaphore>
 #include <string>
 #include <thread>
 #include <vector>
@@ -126,7 +126,7 @@ TEST(RdmaFaultsOfADevice, LateReadersSeeTheFlushBehindTheCause) {
 }
 
 class RdmaWaits : public testing::TestWithParam<Behind> {};
-INSTANTIATE_TEST_SUITE_P(, RdmaWaits, testing::Values(Behind::software_nic, Behind::bells, Behind::cpu_handler),
+INSTANTIATE_TEST_SUITE_P(, RdmaWaits, testing::Values(Behind::software_nic, Behind::ringer, Behind::cpu_handler),
                          [](const auto& info) { return name_of(info.param); });
 
 TEST_P(RdmaWaits, ForRoomHaveADeadline) {
@@ -142,7 +142,7 @@ TEST_P(RdmaWaits, ForRoomHaveADeadline) {
 }
 
 TEST(RdmaMissingDoorbells, GivingTheQueuePairBackRings) {
-  for (const Behind behind : {Behind::software_nic, Behind::bells, Behind::cpu_handler}) {
+  for (const Behind behind : {Behind::software_nic, Behind::ringer, Behind::cpu_handler}) {
     QueueWorld world({.behind = behind});
     world.run([&](auto& peers) { peers[0]->signal_add(kSignal, 1); });
     world.settle();
@@ -181,10 +181,10 @@ TEST(RdmaBadEntry, IsAFailureThatSaysWhy) {
     std::function<void(Entry&)> spoil;
     const char* text;
   } cases[] = {
-      {[](Entry& e) { set(e.segment[0], 0, 2 << 8 | 0x2a); }, "opcode 0x2a, modifier 0, 3 segments, data of 8 bytes: "},
+      {[](Entry& e) { set(e.segment[0], 0, 2 << 8 | 0x2a); }, "opcode 0x2a, modifier 0, 3 segments, data of 8 bytes"},
       {[](Entry& e) { set(e.segment[0], 0, 1u << 24 | 2 << 8 | 8); }, "opcode 0x08, modifier 1, 3 segments"},
-      {[](Entry& e) { set(e.segment[0], 0, 130 << 8 | 8); }, "the entry says that it is number 130, not 2"},
-      {[](Entry& e) { set(e.segment[0], 1, 0x101 << 8 | 3); }, "the entry names queue pair 0x101"},
+      {[](Entry& e) { set(e.segment[0], 0, 130 << 8 | 8); }, "no such entry there: number 130 of queue pair 0x100"},
+      {[](Entry& e) { set(e.segment[0], 1, 0x101 << 8 | 3); }, "number 2 of queue pair 0x101"},
       {[](Entry& e) { set(e.segment[0], 1, 0x100 << 8 | 5); }, "opcode 0x08, modifier 0, 5 segments"},
       {[](Entry& e) { set(e.segment[2], 0, 0); }, "data of 0 bytes"},
       {[](Entry& e) { set(e.segment[0], 1, kFourSegments); }, "opcode 0x08, modifier 0, 4 segments"},
@@ -240,13 +240,15 @@ std::vector<int> allowed_cpus() {
 
 std::vector<int> cpus_of_handler(const std::vector<int>& near) {
   std::vector<int> cpus;
-  // GCC 12 with AddressSanitizer takes one on the stack for uninitialised.
-  const auto stop = std::make_unique<std::stop_source>();
-  const auto step = [&] {
-    cpus = allowed_cpus();
-    return stop->request_stop();
-  };
-  std::thread([&] { rdma::poll(stop->get_token(), near, /*for_device=*/true, step); }).join();
+  std::binary_semaphore seen(0);
+  const std::jthread thread = rdma::polling_thread(near, /*for_device=*/true, [&] {
+    if (cpus.empty()) {
+      cpus = allowed_cpus();
+      seen.release();
+    }
+    return false;
+  });
+  seen.acquire();
   return cpus;
 }
 

@@ -1,6 +1,6 @@
 // Several queue pairs of one sender to one receiver, filled by device code, executed by the `cpu` handler on the
 // adversarial wire: it reads their producer indices itself, or the software NIC stands before it (doorbell registers,
-// stored by the sender or rung for it by bells).
+// stored by the sender, or by a Ringer for it).
 #pragma once
 
 #include <gtest/gtest.h>
@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "csrc/rdma/ring/bells.hpp"
 #include "csrc/rdma/ring/cpu_handler.hpp"
 #include "csrc/rdma/ring/ring_memory.hpp"
+#include "csrc/rdma/ring/ringer.hpp"
 #include "deep_ep/executor.hpp"
 #include "kernels/rdma/port_channel.hpp"
 #include "tests/rdma/ring/adversarial_wire.hpp"
@@ -23,10 +23,10 @@
 
 namespace deep_ep::test {
 
-enum class Behind { software_nic, bells, cpu_handler };
+enum class Behind { software_nic, ringer, cpu_handler };
 
 inline std::string name_of(Behind behind) {
-  return behind == Behind::software_nic ? "SoftwareNic" : behind == Behind::bells ? "Bells" : "CpuHandler";
+  return behind == Behind::software_nic ? "SoftwareNic" : behind == Behind::ringer ? "Ringer" : "CpuHandler";
 }
 
 struct QueueWorldOptions {
@@ -59,14 +59,14 @@ class QueueWorld {
         local_(kHeapBytes / 8),
         remote_(kHeapBytes / 8),
         wire_(options.seed),
-        handler_(wire_, rings_, pairs(options.queue_pairs), "adversarial wire"),
+        handler_(wire_, queue_pairs(rings_), "adversarial wire"),
         nic_(wire_, rings_, handler_, options.nic),
         doorbells_(rings_.options().count),
         context_(faults_.context(options.timeout_ns)) {
     wire_.add_memory(kLocalKey, local_.data(), kHeapBytes);
     wire_.add_memory(kRemoteKey, remote_.data(), kHeapBytes);
     wire_.add_memory(kSignalKey, remote_.data(), kHeapBytes);
-    if (options.behind == Behind::bells) bells_.emplace(executor_, rings_.options().count, options.depth);
+    if (options.behind == Behind::ringer) ringer_.emplace(executor_, rings_.options().count);
     for (std::size_t i = 0; i < rings_.options().count; ++i) add_queue_pair(i);
   }
 
@@ -93,7 +93,6 @@ class QueueWorld {
   AdversarialWire& wire() { return wire_; }
   SoftwareNic& nic() { return nic_; }
   rdma::CpuHandler& handler() { return handler_; }
-  rdma::Bells& bells() { return *bells_; }
   /// The last doorbell of this queue pair.
   std::uint64_t doorbell_register(std::size_t queue_pair) const { return doorbells_[queue_pair].word; }
   const FaultRecord& fault() const { return faults_.fault(); }
@@ -110,30 +109,36 @@ class QueueWorld {
       return;
     }
     // The thread that rings is now and then away for long.
-    if (bells_ && wire_.below(200) == 0) away_ = !away_;
-    for (std::uint64_t bells = bells_ && !(away_ && wire_.below(50) != 0) ? wire_.below(4) : 0; bells != 0; --bells) {
-      bells_->step();
-    }
+    if (ringer_ && wire_.below(200) == 0) away_ = !away_;
+    if (ringer_ && wire_.below(away_ ? 50 : 2) == 0) ringer_->step();
     nic_.step();
   }
 
-  static std::vector<rdma::CpuHandler::QueuePair> pairs(int count) {
-    std::vector<rdma::CpuHandler::QueuePair> pairs;
-    for (int i = 0; i < count; ++i) pairs.push_back({number(static_cast<std::size_t>(i)), kPeer});
+  static RdmaQueuePair queue_pair(const rdma::RingMemory& rings, std::size_t i) {
+    RdmaQueuePair pair = rings.queue_pair(i, number(i), kPeer, {});
+    pair.sink = {kHeapBytes - 8 * static_cast<std::uint64_t>(i + 1), kLocalKey};
+    return pair;
+  }
+  static std::vector<RdmaQueuePair> queue_pairs(const rdma::RingMemory& rings) {
+    std::vector<RdmaQueuePair> pairs;
+    for (std::size_t i = 0; i < rings.options().count; ++i) pairs.push_back(queue_pair(rings, i));
     return pairs;
   }
 
   void add_queue_pair(std::size_t i) {
-    RdmaPeerParams peer{rings_.queue_pair(i, number(i), kPeer), kLocalKey, kRemoteKey, kSignalKey};
-    peer.queue.sink = {kHeapBytes - 8 * static_cast<std::uint64_t>(i + 1), kLocalKey};
+    RdmaPeerParams peer{queue_pair(rings_, i), kLocalKey, kRemoteKey, kSignalKey};
     wire_.add_queue_pair(number(i));
     if (options_.behind != Behind::cpu_handler) {
-      peer.queue.kind = RdmaDoorbell::device_register;
-      peer.queue.doorbell = &doorbells_[i].word;
-      peer.queue.doorbell_record = bells_ ? bells_->record(i) : &doorbells_[i].record;
-      *peer.queue.doorbell_record = device::rdma::record_word(options_.first_index);
-      nic_.add(peer.queue);
-      if (bells_) bells_->connect(i, peer.queue, &doorbells_[i].word);
+      RdmaQueuePair of_device = peer.queue;
+      of_device.doorbell = &doorbells_[i].word;
+      of_device.doorbell_record = ringer_ ? ringer_->record(i) : &doorbells_[i].record;
+      *of_device.doorbell_record = device::rdma::record_word(options_.first_index);
+      nic_.add(of_device);
+      if (ringer_) {
+        ringer_->connect(i, peer.queue, &doorbells_[i].word);
+      } else {
+        peer.queue = of_device;
+      }
     }
     params_.push_back(peer);
   }
@@ -155,7 +160,7 @@ class QueueWorld {
   rdma::CpuHandler handler_;
   SoftwareNic nic_;
   std::vector<Doorbell> doorbells_;
-  std::optional<rdma::Bells> bells_;
+  std::optional<rdma::Ringer> ringer_;
   WaitContext context_;
   bool slow_ = false;
   bool away_ = false;

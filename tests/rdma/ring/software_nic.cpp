@@ -41,10 +41,9 @@ void SoftwareNic::see_doorbell(Ring& ring) {
     if (!options_.loses_doorbells) violate(ring, fmt::format("doorbell went from {} to {}", rung, end));
     return;
   }
-  const device::rdma::Mistake mistake =
-      device::rdma::doorbell_mistake(word, record, ring.completed, ring.pair.number, ring.pair.depth);
-  if (mistake != device::rdma::Mistake::none)
-    return violate(ring, rdma::describe_mistake({.index = end, .mistake = mistake}));
+  if (!device::rdma::doorbell_fits(word, record, ring.completed, ring.pair.number, ring.pair.depth)) {
+    return violate(ring, fmt::format("no device takes doorbell {:#x} with record {:#x}", word, record));
+  }
   rung = end;
 }
 
@@ -58,9 +57,8 @@ void SoftwareNic::see_completion(Ring& ring) {
       // Until now the entry was the device's.
       const rdma::Operation operation = device::rdma::decode(ring.pair.ring[(completed - 1) & (ring.pair.depth - 1)],
                                                              completed - 1, ring.pair.number);
-      if (operation.mistake == device::rdma::Mistake::none) return;
-      return violate(ring,
-                     fmt::format("entry {} was overwritten: {}", completed - 1, rdma::describe_mistake(operation)));
+      if (!operation.valid) violate(ring, fmt::format("entry {} was overwritten", completed - 1));
+      return;
     }
     case device::rdma::kCompletionError: {
       const std::uint64_t rung = *ring.producer_index;

@@ -175,7 +175,7 @@ std::string outcome(const QueueWorldOptions& options, std::uint64_t operations) 
 }
 
 class RdmaTrafficOn : public testing::TestWithParam<Behind> {};
-INSTANTIATE_TEST_SUITE_P(, RdmaTrafficOn, testing::Values(Behind::software_nic, Behind::bells, Behind::cpu_handler),
+INSTANTIATE_TEST_SUITE_P(, RdmaTrafficOn, testing::Values(Behind::software_nic, Behind::ringer, Behind::cpu_handler),
                          [](const auto& info) { return name_of(info.param); });
 
 TEST_P(RdmaTrafficOn, EveryBatchSize) {
@@ -215,83 +215,47 @@ TEST_P(RdmaTrafficOn, ManySeeds) {
 }
 
 TEST(RdmaTraffic, LostDoorbellsAreRecoveredFromTheRecord) {
-  for (const Behind behind : {Behind::software_nic, Behind::bells}) {
+  for (const Behind behind : {Behind::software_nic, Behind::ringer}) {
     EXPECT_EQ(outcome({.behind = behind, .seed = 21, .queue_pairs = 2, .nic = {.loses_doorbells = true}}, 20000), "");
   }
 }
 
-/// The queue of bells goes round at 256 and the device's index at 65536, with the thread away meanwhile.
-TEST(RdmaBells, WaitWhereverQueueAndIndexWrap) {
-  QueueWorld world({.behind = Behind::bells, .queue_pairs = 2, .depth = 128, .batch = 1, .first_index = 0xffc0});
+/// The index of the device goes round, with the thread away meanwhile.
+TEST(RdmaRinger, WaitsWhereverTheIndexWraps) {
+  QueueWorld world({.behind = Behind::ringer, .queue_pairs = 2, .depth = 128, .batch = 1, .first_index = 0xffc0});
   for (int lap = 0; lap < 5; ++lap) {
     world.run([&](auto& peers) {
-      for (int i = 0; i < 200; ++i) {
-        // The fullest that the queue can be: all entries of both rings have a bell each, and none is read.
-        EXPECT_TRUE(peers[static_cast<std::size_t>(i % 2)]->put(0, 0, 8));
-      }
+      for (int i = 0; i < 200; ++i) EXPECT_TRUE(peers[static_cast<std::size_t>(i % 2)]->put(0, 0, 8));
       for (auto& peer : peers) EXPECT_TRUE(peer->quiet());
     });
   }
-  EXPECT_FALSE(world.bells().lost());
   EXPECT_EQ(world.nic().violation(), "");
   for (const std::size_t ring : {0, 1}) {
     EXPECT_EQ(world.doorbell_register(ring), device::rdma::doorbell_word(0xffc0 + 500, QueueWorld::number(ring)));
   }
 }
 
-/// Queue pairs and bells without a device, and a thread that reads only when told to.
-struct FewBells {
-  FewBells() {
-    for (const std::size_t ring : {0, 1}) {
-      pairs[ring].number = static_cast<std::uint32_t>(0x100 + ring);
-      bells.connect(ring, pairs[ring], &registers[ring]);
-    }
-  }
-  void leave(std::size_t ring, std::uint64_t end) {
-    RdmaQueuePair& pair = pairs[ring];
-    const std::uint64_t ticket = (*pair.bells_left)++;
-    pair.doorbell[ticket & ((1u << pair.bell_bits) - 1)] =
-        device::rdma::bell_word(ticket, pair.bell_bits, pair.bell_ring, end);
-  }
-
-  rdma::Bells bells{make_host_executor(), 2, 64};
+TEST(RdmaRinger, RingsOnceForTheLastOfSeveralDoorbells) {
+  rdma::Ringer ringer(make_host_executor(), 2);
   RdmaQueuePair pairs[2];
   std::uint64_t registers[2] = {};
-};
-
-TEST(RdmaBells, AreRungInOrderAndOnceEach) {
-  FewBells few;
-  EXPECT_FALSE(few.bells.step());
-  few.leave(1, 0x1fffe);
-  few.leave(0, 7);
-  few.leave(1, 0x20003);
-  EXPECT_TRUE(few.bells.step());
-  EXPECT_EQ(few.registers[1], device::rdma::doorbell_word(0xfffe, 0x101));
-  EXPECT_EQ(*few.bells.record(1), device::rdma::record_word(0xfffe)) << "not ahead of the doorbell";
-  EXPECT_EQ(few.registers[0], 0u);
-  EXPECT_TRUE(few.bells.step());
-  EXPECT_EQ(few.registers[0], device::rdma::doorbell_word(7, 0x100));
-  EXPECT_TRUE(few.bells.step());
-  EXPECT_EQ(few.registers[1], device::rdma::doorbell_word(3, 0x101));
-  few.registers[1] = 0;
-  EXPECT_FALSE(few.bells.step());
-  EXPECT_EQ(few.registers[1], 0u) << "a stale bell is not rung again";
-  EXPECT_FALSE(few.bells.lost());
-}
-
-TEST(RdmaBells, OneThatWasOverwrittenIsNoticed) {
-  FewBells few;
-  for (std::uint64_t end = 1; end <= 129; ++end) few.leave(0, end);
-  EXPECT_FALSE(few.bells.step());
-  EXPECT_TRUE(few.bells.lost());
-}
-
-TEST(RdmaBells, OneThatNamesNoRingIsNoticed) {
-  FewBells few;
-  few.pairs[0].bell_ring = 2;
-  few.leave(0, 1);
-  EXPECT_FALSE(few.bells.step());
-  EXPECT_TRUE(few.bells.lost());
+  for (const std::size_t ring : {0, 1}) {
+    pairs[ring].number = static_cast<std::uint32_t>(0x100 + ring);
+    ringer.connect(ring, pairs[ring], &registers[ring]);
+  }
+  EXPECT_FALSE(ringer.step());
+  *pairs[1].doorbell = 0x1fffe;
+  *pairs[1].doorbell = 0x20003;
+  EXPECT_TRUE(ringer.step());
+  EXPECT_EQ(registers[1], device::rdma::doorbell_word(3, 0x101));
+  EXPECT_EQ(*ringer.record(1), device::rdma::record_word(3));
+  EXPECT_EQ(registers[0], 0u);
+  registers[1] = 0;
+  *pairs[0].doorbell = 7;
+  EXPECT_TRUE(ringer.step());
+  EXPECT_EQ(registers[0], device::rdma::doorbell_word(7, 0x100));
+  EXPECT_FALSE(ringer.step());
+  EXPECT_EQ(registers[1], 0u) << "nothing new was posted there";
 }
 
 }  // namespace

@@ -73,7 +73,7 @@ TEST_F(NicEndsTest, HandlerCpu) {
   EXPECT_EQ(registered(0).access, kStrict);
   EXPECT_EQ(registered(1).bytes, kChannels * sizeof(std::uint64_t));
   for (int channel = 0; channel < kChannels; ++channel) {
-    EXPECT_EQ(peer(channel).queue.kind, RdmaDoorbell::producer_index);
+    EXPECT_EQ(peer(channel).queue.doorbell_record, nullptr);
     expect_params(channel, 0x11);
     EXPECT_EQ(peer(channel).queue.sink.address, registered(1).first_address + 8 * static_cast<std::uint64_t>(channel));
   }
@@ -113,7 +113,7 @@ TEST_F(NicEndsTest, HandlerGpuWithRingsInGpuMemory) {
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(params.queue.completion), base + layout.completion);
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(params.queue.doorbell_record), base + layout.doorbell + 4);
     EXPECT_EQ(static_cast<void*>(params.queue.doorbell), test::registers + test::kMachinePage + test::kRegister);
-    EXPECT_EQ(params.queue.kind, RdmaDoorbell::device_register);
+    EXPECT_NE(params.queue.doorbell_record, nullptr);
     EXPECT_FALSE(params.queue.system_scope);
     expect_params(channel, 0x1234);
     // As the first kernel must find it.
@@ -198,15 +198,12 @@ TEST_F(NicEndsTest, HandlerDoorbell) {
   EXPECT_TRUE(mapped_.empty());
   auto* const reg = reinterpret_cast<std::uint64_t*>(test::registers + test::kRegister);
   __atomic_store_n(reg, 0, __ATOMIC_RELAXED);
-  // As a kernel does it: a bell. Queue pairs of this fake device share a register.
+  // As a kernel does it. Queue pairs of this fake device share a register.
   for (int channel = 0; channel < kChannels; ++channel) {
     const RdmaQueuePair& pair = peer(channel).queue;
-    EXPECT_EQ(pair.kind, RdmaDoorbell::bell);
     EXPECT_FALSE(pair.system_scope);
-    EXPECT_EQ(pair.doorbell_record, nullptr) << "it is the thread's, see Bells";
-    const std::uint64_t ticket = (*pair.bells_left)++;
-    __atomic_store_n(pair.doorbell + ticket, device::rdma::bell_word(ticket, pair.bell_bits, pair.bell_ring, 70000),
-                     __ATOMIC_RELEASE);
+    EXPECT_EQ(pair.doorbell_record, nullptr) << "it is the thread's, see Ringer";
+    __atomic_store_n(pair.doorbell, 70000, __ATOMIC_RELEASE);
     const std::uint64_t rung = device::rdma::doorbell_word(70000, pair.number);
     const Deadline deadline(30);
     while (__atomic_load_n(reg, __ATOMIC_ACQUIRE) != rung && !deadline.expired()) std::this_thread::yield();

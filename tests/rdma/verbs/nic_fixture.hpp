@@ -34,7 +34,7 @@ class NicFixture : public testing::Test {
     nic_.nic.nic = {.name = "fake_0", .capability = Capability::mlx5};
     GpuAccess& gpu = nic_.gpu.emplace();
     gpu.export_dma_buf = [](void*, std::size_t) { return UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC)); };
-    nic_.mlx5_functions = [this]() -> const Mlx5Functions& { return fake_.mlx5; };
+    nic_.mlx5 = &fake_.mlx5;
     // Refuses a page of the machine that is mapped already, as CUDA does.
     gpu.doorbells = std::make_shared<DoorbellPages>([this](void* page) -> std::shared_ptr<void> {
       if (!refusal_of_pages_.empty()) throw SystemError(refusal_of_pages_);

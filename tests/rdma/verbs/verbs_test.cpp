@@ -70,7 +70,7 @@ TEST_F(VerbsTest, RefusedMemoryNamesTheLimitThatUsuallyIsTheCause) {
 
 TEST_F(VerbsTest, GpuMemoryGoesByDmaBufThenByPeerMemory) {
   DmaBufExporter exporter = [](void*, std::size_t) { return UniqueFd(::open("/dev/null", O_RDONLY)); };
-  const MemoryRange range{.address = memory_.data(), .bytes = 8192, .gpu = &exporter, .first_address = 0};
+  const MemoryRange range{.address = memory_.data(), .bytes = 8192, .gpu = &exporter};
   EXPECT_STREQ(Registration(open(), range).path(), "dma-buf");
   fake_.refusals["reg_dmabuf_mr"] = EOPNOTSUPP;
   EXPECT_STREQ(Registration(open(), range).path(), "peer memory");

@@ -14,61 +14,19 @@
 namespace deep_ep::rdma::verbs::devx {
 namespace {
 
-/// Returns the ports of its bond, if there is one.
-std::uint8_t check(const DevxDevice& devx) {
-  Request request(layout::kQueryHcaCap);
-  request.set(layout::command::op_mod, layout::cmd_hca_cap::op_mod);
-  const Mailbox general = devx.run(request);
-  const auto version = general.get(layout::cmd_hca_cap::cqe_version);
-  if (version != 1) {
-    fail<SystemError>("RDMA device {} writes completion entries of version {}; kernels read version 1",
-                      devx.device->name(), version);
-  }
-  return static_cast<std::uint8_t>(general.get(layout::cmd_hca_cap::num_lag_ports));
-}
-
-void init_obj(const DevxDevice& devx, mlx5dv_obj& objects, std::uint64_t type, const char* what) {
-  const int error = devx.functions.init_obj(&objects, type);
-  if (error == 0) return;
-  fail<SystemError>("RDMA device {}: mlx5dv_init_obj of {}: {}", devx.device->name(), what, errno_text(error));
-}
-
-std::uint32_t find_protection_domain(const DevxDevice& devx) {
-  mlx5dv_pd domain{};
-  mlx5dv_obj objects{};
-  objects.pd.in = devx.device->protection_domain();
-  objects.pd.out = &domain;
-  init_obj(devx, objects, MLX5DV_OBJ_PD, "the protection domain");
-  return domain.pdn;
-}
-
-std::uint32_t find_event_queue(const DevxDevice& devx) {
-  std::uint32_t number = 0;
-  const int error = devx.functions.query_eqn(devx.device->context(), 0, &number);
-  if (error != 0) {
-    fail<SystemError>("RDMA device {}: mlx5dv_devx_query_eqn: {}", devx.device->name(), errno_text(error));
-  }
-  return number;
-}
-
 // The kernel knows how to reach a GID: an address handle that is made and dropped reveals the hardware address.
 MacAddress find_mac(const DevxDevice& devx, const QueuePairAddress& peer) {
   const Device& device = *devx.device;
   ibv_ah_attr attributes = route_to(device, device.address(), peer);
-  errno = 0;
   const std::unique_ptr<ibv_ah, int (*)(ibv_ah*)> handle(
       device.functions().create_ah(device.protection_domain(), &attributes), device.functions().destroy_ah);
-  if (handle == nullptr) {
-    fail<SystemError>(
-        "RDMA device {}: ibv_create_ah for {}: {} (no route to the peer: wrong GID index, subnet, or a "
-        "link that is down)",
-        device.name(), to_string(peer), errno_text(errno));
-  }
+  require(device.name(), errno_unless(handle != nullptr), fmt::format("ibv_create_ah for {}", to_string(peer)),
+          kNoRoute);
   mlx5dv_ah out{};
   mlx5dv_obj objects{};
   objects.ah.in = handle.get();
   objects.ah.out = &out;
-  init_obj(devx, objects, MLX5DV_OBJ_AH, "an address handle");
+  require(device.name(), devx.functions.init_obj(&objects, MLX5DV_OBJ_AH), "mlx5dv_init_obj of an address handle");
   MacAddress mac{};
   std::copy_n(out.av->rmac, mac.size(), mac.begin());
   return mac;
@@ -103,14 +61,24 @@ bool chooses_ports(const DevxDevice& devx) {
 }  // namespace
 
 DevxDevice::DevxDevice(std::shared_ptr<Device> of, const Mlx5Functions& by, std::size_t pages)
-    : device(std::move(of)),
-      functions(by),
-      page_bytes(pages),
-      bonded_ports(check(*this)),
-      protection_domain(find_protection_domain(*this)),
-      event_queue(find_event_queue(*this)),
-      counter_set(find_counter_set(*this)) {
-  if (!chooses_ports(*this)) bonded_ports = 0;
+    : device(std::move(of)), functions(by), page_bytes(pages) {
+  Request request(layout::kQueryHcaCap);
+  request.set(layout::command::op_mod, layout::cmd_hca_cap::op_mod);
+  const Mailbox general = run(request);
+  const auto version = general.get(layout::cmd_hca_cap::cqe_version);
+  if (version != 1) {
+    fail<SystemError>("RDMA device {} writes completion entries of version {}; kernels read version 1", device->name(),
+                      version);
+  }
+  mlx5dv_pd domain{};
+  mlx5dv_obj objects{};
+  objects.pd.in = device->protection_domain();
+  objects.pd.out = &domain;
+  require(device->name(), functions.init_obj(&objects, MLX5DV_OBJ_PD), "mlx5dv_init_obj of the protection domain");
+  protection_domain = domain.pdn;
+  require(device->name(), functions.query_eqn(device->context(), 0, &event_queue), "mlx5dv_devx_query_eqn");
+  counter_set = find_counter_set(*this);
+  if (chooses_ports(*this)) bonded_ports = static_cast<std::uint8_t>(general.get(layout::cmd_hca_cap::num_lag_ports));
 }
 
 Mailbox DevxDevice::run(const Request& request) const {

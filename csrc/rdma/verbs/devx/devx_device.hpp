@@ -39,11 +39,11 @@ struct DevxDevice {
   std::size_t page_bytes;  ///< of this machine, which are those of every UMEM
   /// Physical ports that are bonded, where queue pairs choose between them; otherwise 0.
   std::uint8_t bonded_ports = 0;
-  std::uint32_t protection_domain;
-  std::uint32_t event_queue;
+  std::uint32_t protection_domain = 0;
+  std::uint32_t event_queue = 0;
   /// Of the port's hw_counters, which the kernel gives to its own queue pairs alone: without it, losses and retries are
   /// counted nowhere. 0: not known, or the firmware has refused it.
-  std::uint8_t counter_set;
+  std::uint8_t counter_set = 0;
 
  private:
   std::map<GidBytes, MacAddress> macs_;

@@ -3,7 +3,8 @@
 #include <utility>
 #include <vector>
 
-#include "csrc/rdma/ring/bells.hpp"
+#include "csrc/rdma/ring/polling.hpp"
+#include "csrc/rdma/ring/ringer.hpp"
 #include "csrc/rdma/verbs/devx/devx_queue_pair.hpp"
 #include "csrc/rdma/verbs/functions.hpp"
 #include "csrc/rdma/verbs/nic_ends.hpp"
@@ -22,19 +23,19 @@ class DevxEnds final : public NicEnds {
   DevxEnds(NicHandler handler, const NicAccess& nic, const std::shared_ptr<Executor>& executor,
            const ConnectionOptions& options)
       : NicEnds(nic, options),
-        device_(
-            std::make_shared<devx::DevxDevice>(nic.heap.device, nic.mlx5_functions(), nic.gpu->doorbells->page_bytes)) {
+        devx_(std::make_shared<devx::DevxDevice>(nic.heap.device, nic.mlx5 ? *nic.mlx5 : mlx5_functions(),
+                                                 nic.gpu->doorbells->page_bytes)) {
     if (handler == NicHandler::gpu) {
       // Whether kernels can ring is tried on a register of its own, before anything else is made.
-      const auto trial = devx::make_doorbell(*device_);
+      const auto trial = devx::make_doorbell(*devx_);
       nic.gpu->doorbells->map(trial->reg_addr);
     } else {
-      bells_.emplace(executor, options_.ends(), options_.depth);
+      ringer_.emplace(executor, options_.ends());
     }
     try {
       make(executor, /*on_gpu=*/true);
     } catch (const Error& error) {
-      log::warn("rdma: {}: rings lie in host memory, which makes every message slower, because: {}", nic_.nic.name(),
+      log::warn("rdma: {}: rings lie in host memory, which makes every message slower, because: {}", device_,
                 error.what());
       make(executor, /*on_gpu=*/false);
     }
@@ -44,90 +45,49 @@ class DevxEnds final : public NicEnds {
 
   RdmaPeerParams connect(std::size_t end, const QueuePairAddress& peer) override {
     pairs_[end].connect(peer);
-    RdmaQueuePair queue = rings_->queue_pair(end, pairs_[end].number(), options_.peer(end));
-    if (bells_) {
-      bells_->connect(end, queue, static_cast<std::uint64_t*>(pairs_[end].doorbell()));
+    RdmaQueuePair queue = queue_pair(end, pairs_[end].number());
+    if (ringer_) {
+      ringer_->connect(end, queue, static_cast<std::uint64_t*>(pairs_[end].doorbell()));
     } else {
-      queue.kind = RdmaDoorbell::device_register;
       queue.doorbell = registers_[end].get();
       queue.doorbell_record = rings_->doorbell_record(end);
     }
     // In the GPU's own memory all that the device reads is served by this GPU, see PortChannel.
     queue.system_scope = !rings_->options().on_gpu;
-    return params_of(end, queue, peer);
+    return params_of(queue, peer);
   }
 
-  NicHandler handler() const override { return bells_ ? NicHandler::doorbell : NicHandler::gpu; }
+  NicHandler handler() const override { return ringer_ ? NicHandler::doorbell : NicHandler::gpu; }
   void start() override {
-    if (bells_) ringer_ = bells_->thread(nic_.nic.nic.cpus);  // else the device serves the rings by itself
+    if (!ringer_) return;  // the device serves the rings by itself
+    thread_ = polling_thread(nic_.nic.nic.cpus, /*for_device=*/true, [this] { return ringer_->step(); });
   }
 
-  /// Completions in GPU memory are watched by the kernels alone, which put failures on record (FaultKind::rdma_failed).
-  std::optional<Failure> failure() const override {
-    if (nic_.heap.device->has_failed()) {
-      return Failure{.of_device = true,
-                     .device = nic_.nic.name(),
-                     .detail = "reported a fatal error: nothing on it completes any more"};
-    }
-    if (bells_ && bells_->lost()) {
-      return Failure{.of_device = true, .device = nic_.nic.name(), .detail = "was not told of a doorbell"};
-    }
-    for (std::size_t end = 0; end < pairs_.size() && !rings_->options().on_gpu; ++end) {
-      const device::rdma::CompletionEntry& completion = *rings_->completion(end);
-      const std::uint32_t tail = __atomic_load_n(&completion.tail, __ATOMIC_ACQUIRE);
-      if (device::rdma::tail_opcode(tail) == device::rdma::kCompletionError) return failure_of(end, completion, tail);
-    }
-    return std::nullopt;
-  }
-
-  /// Asks the device about every queue pair.
   std::string health() const override {
-    if (nic_.heap.device->has_failed()) return rdma::describe(*failure());
-    std::vector<std::string> troubles;
-    const ibv_port_attr port = nic_.heap.device->port();
-    if (port.state != IBV_PORT_ACTIVE) {
-      const char* const state = nic_.heap.device->functions().port_state_str(port.state);
-      troubles.push_back(fmt::format("port {} is {}", nic_.heap.device->path().port, state));
-    }
-    const std::vector<RingStatus> rings = rings_->status();
-    for (std::size_t end = 0; end < pairs_.size(); ++end) {
-      std::string trouble = trouble_of(end, rings[end]);
-      if (!trouble.empty()) troubles.push_back(std::move(trouble));
-    }
-    if (troubles.empty()) return "all that was posted has arrived";
-    constexpr std::size_t kMost = 4;
-    if (const std::size_t all = troubles.size(); all > kMost) {
-      troubles.resize(kMost);
-      troubles.push_back(fmt::format("and {} more", all - kMost));
-    }
-    return fmt::format("{}", fmt::join(troubles, "; "));
+    const Device& device = *nic_.heap.device;
+    const std::string of_rings = Ends::health();
+    if (nic_.heap.device->has_failed() || device.port().state == IBV_PORT_ACTIVE) return of_rings;
+    const char* const state = device.functions().port_state_str(device.port().state);
+    return fmt::format("port {} is {}; {}", device.path().port, state, of_rings);
   }
 
   std::string describe() const override {
     return fmt::format("handler {}, rings in {}, NIC {}, heap registered as {}", name_of(handler()),
-                       pairs_.front().memory_path(), nic_.nic.name(), nic_.heap.signals.path());
+                       pairs_.front().memory_path(), device_, nic_.heap.signals.path());
   }
 
  private:
-  Failure failure_of(std::size_t end, const device::rdma::CompletionEntry& completion, std::uint32_t tail) const {
-    // The device reports the lowest 16 bits of the index.
-    return {.peer = options_.peer(end),
-            .device = nic_.nic.name(),
-            .queue_pair = pairs_[end].number(),
-            .index = device::rdma::tail_counter(tail),
-            .opcode = device::rdma::swap32(completion.opcode_number) >> 24,
-            .syndrome = static_cast<Syndrome>(completion.syndrome),
-            .vendor_syndrome = completion.vendor_syndrome};
+  std::optional<Failure> executor_failure() const override {
+    if (!nic_.heap.device->has_failed()) return std::nullopt;
+    return Failure{
+        .of_device = true, .device = device_, .detail = "reported a fatal error: nothing on it completes any more"};
   }
 
-  /// Empty where all that was posted is complete.
-  std::string trouble_of(std::size_t end, const RingStatus& ring) const {
-    if (device::rdma::tail_opcode(ring.completion.tail) == device::rdma::kCompletionError) {
-      return rdma::describe(failure_of(end, ring.completion, ring.completion.tail));
-    }
-    const std::string trouble = pairs_[end].trouble(ring.state.posted, ring.outstanding());
-    if (trouble.empty()) return {};
-    return fmt::format("queue pair {:#x} to rank {}: {}", pairs_[end].number(), options_.peer(end), trouble);
+  /// Asks the device.
+  std::string trouble(std::size_t end, const RingStatus& ring) const override {
+    const std::string found = pairs_[end].trouble(ring.state.posted, ring.outstanding());
+    if (found.empty()) return {};
+    return fmt::format("queue pair {:#x} to rank {}: {}", pairs_[end].number(), options_.peer(end), found);
   }
 
   void make(const std::shared_ptr<Executor>& executor, bool on_gpu) {
@@ -135,25 +95,25 @@ class DevxEnds final : public NicEnds {
     pairs_.clear();
     make_rings(executor, {.on_gpu = on_gpu, .alignment = devx::kRingAlignment});
     const RingLayout& layout = rings_->layout();
-    const devx::Umem umem(*device_, {.address = rings_->ring(0),
-                                     .bytes = layout.bytes * options_.ends(),
-                                     .gpu = on_gpu ? &nic_.gpu->export_dma_buf : nullptr});
-    // Records that bells ring lie in memory of their own.
-    const devx::Umem records = bells_ ? devx::Umem(*device_, {bells_->records(), bells_->record_bytes()}) : umem;
+    const devx::Umem umem(*devx_, {.address = rings_->ring(0),
+                                   .bytes = layout.bytes * options_.ends(),
+                                   .gpu = on_gpu ? &nic_.gpu->export_dma_buf : nullptr});
+    // Records that a thread writes lie in memory of their own.
+    const devx::Umem records = ringer_ ? devx::Umem(*devx_, {ringer_->records(), ringer_->record_bytes()}) : umem;
     for (std::size_t i = 0; i < options_.ends(); ++i) {
       const std::size_t offset = i * layout.bytes;
-      const std::size_t record = bells_ ? i * 2 * sizeof(std::uint32_t) : offset + layout.doorbell;
-      pairs_.emplace_back(device_, devx::QueueMemory{umem, offset, layout, records, record}, options_.port_offset(i));
-      if (!bells_) registers_.push_back(nic_.gpu->doorbells->map(pairs_.back().doorbell()));
+      const std::size_t record = ringer_ ? i * 2 * sizeof(std::uint32_t) : offset + layout.doorbell;
+      pairs_.emplace_back(devx_, devx::QueueMemory{umem, offset, layout, records, record}, options_.port_offset(i));
+      if (!ringer_) registers_.push_back(nic_.gpu->doorbells->map(pairs_.back().doorbell()));
     }
   }
 
   // In this order; they are destroyed in the opposite order: mapped registers before the queue pairs that have them.
-  std::shared_ptr<devx::DevxDevice> device_;
-  std::optional<Bells> bells_;  ///< handler `doorbell`
+  std::shared_ptr<devx::DevxDevice> devx_;
+  std::optional<Ringer> ringer_;  ///< handler `doorbell`
   std::vector<DevxQueuePair> pairs_;
   std::vector<std::shared_ptr<std::uint64_t>> registers_;  ///< handler `gpu`: those of the pairs, as kernels ring them
-  std::jthread ringer_;                                    ///< last: rings for bells
+  std::jthread thread_;                                    ///< last: that of the ringer
 };
 
 }  // namespace

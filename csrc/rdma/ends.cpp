@@ -1,0 +1,58 @@
+#include "csrc/rdma/ends.hpp"
+
+#include "csrc/support/format.hpp"
+
+namespace deep_ep::rdma {
+namespace {
+
+bool is_error(std::uint32_t tail) { return device::rdma::tail_opcode(tail) == device::rdma::kCompletionError; }
+
+}  // namespace
+
+std::optional<Failure> Ends::failure() const {
+  if (std::optional<Failure> seen = executor_failure()) return seen;
+  const bool looks = handler() != NicHandler::cpu && rings_->host_reads();  // that handler tells by itself
+  for (std::size_t end = 0; looks && end < options_.ends(); ++end) {
+    const device::rdma::CompletionEntry& completion = *rings_->completion(end);
+    if (is_error(__atomic_load_n(&completion.tail, __ATOMIC_ACQUIRE))) return failure_of(end, completion);
+  }
+  return std::nullopt;
+}
+
+Failure Ends::failure_of(std::size_t end, const device::rdma::CompletionEntry& completion) const {
+  const std::uint32_t opcode_number = device::rdma::swap32(completion.opcode_number);
+  // The device reports the lowest 16 bits of the index.
+  return {.peer = options_.peer(end),
+          .device = device_,
+          .queue_pair = opcode_number & 0xffffffu,
+          .index = device::rdma::tail_counter(completion.tail),
+          .opcode = opcode_number >> 24,
+          .syndrome = static_cast<Syndrome>(completion.syndrome),
+          .vendor_syndrome = completion.vendor_syndrome};
+}
+
+std::string Ends::trouble(std::size_t end, const RingStatus& ring) const {
+  if (ring.outstanding() == 0) return {};
+  return fmt::format("{} entries to rank {} are under way", ring.outstanding(), options_.peer(end));
+}
+
+std::string Ends::health() const {
+  if (const std::optional<Failure> seen = executor_failure()) return rdma::describe(*seen);
+  std::vector<std::string> troubles;
+  const std::vector<RingStatus> rings = rings_->status();
+  for (std::size_t end = 0; end < rings.size(); ++end) {
+    const device::rdma::CompletionEntry& completion = rings[end].completion;
+    std::string found =
+        is_error(completion.tail) ? rdma::describe(failure_of(end, completion)) : trouble(end, rings[end]);
+    if (!found.empty()) troubles.push_back(std::move(found));
+  }
+  if (troubles.empty()) return "all that was posted has arrived";
+  constexpr std::size_t kMost = 4;
+  if (const std::size_t all = troubles.size(); all > kMost) {
+    troubles.resize(kMost);
+    troubles.push_back(fmt::format("and {} more", all - kMost));
+  }
+  return fmt::format("{}", fmt::join(troubles, "; "));
+}
+
+}  // namespace deep_ep::rdma

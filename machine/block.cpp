@@ -30,9 +30,6 @@ Block::Block(std::shared_ptr<Kernel> kernel, int index, FiberPool& fibers)
       pool_(fibers),
       random_(kernel_->seed == 0 ? 0 : mix(kernel_->seed, static_cast<std::uint64_t>(index))),
       shared_(kernel_->launch.shape.shared_bytes),
-      bulk_(shared_, random_, kernel_->launch.shape.threads),
-      proxies_(kernel_->launch.shape.threads),
-      mbarriers_(shared_),
       warps_(static_cast<std::size_t>(kernel_->launch.shape.threads / Warp::kLanes)),
       barrier_(kernel_->launch.shape.threads) {
   const LaunchShape& shape = kernel_->launch.shape;
@@ -165,7 +162,7 @@ DEEP_EP_NO_TSAN void Block::run_thread(Fiber& fiber) {
         tsan::acquire(&kernel_->start_point);
         kernel_->launch.entry(kernel_->launch.params.get(), shared_.data());
       }
-      bulk_.finish(fiber);
+      finish_copies(fiber);
       fiber.returned = true;
     } catch (const Aborted&) {
       // Another thread has reported why.
@@ -193,7 +190,7 @@ DEEP_EP_NO_TSAN void Block::run_thread(Fiber& fiber) {
 /// After the last thread: whatever is left over is a mistake.
 void Block::finish() {
   if (kernel_->failed()) return;
-  if (const std::string text = mbarriers_.unfinished(); !text.empty()) {
+  if (const std::string text = unfinished_mbarriers(); !text.empty()) {
     kernel_->fail(fmt::format("block {}: {}", index_, text));
   } else if (!shared_.canary_intact()) {
     kernel_->fail(fmt::format("block {}: a write past the end of its {} bytes of shared memory", index_,

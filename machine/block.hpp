@@ -7,11 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "machine/bulk_engine.hpp"
 #include "machine/fiber.hpp"
 #include "machine/kernel.hpp"
-#include "machine/mbarrier_table.hpp"
-#include "machine/proxy_order.hpp"
 #include "machine/random.hpp"
 #include "machine/shared_memory.hpp"
 #include "machine/warp.hpp"
@@ -30,6 +27,8 @@ class Block final : public Machine {
 
   /// The life of one kernel thread, on its fiber. Does not return.
   [[noreturn]] void run_thread(Fiber& fiber);
+
+  const std::shared_ptr<Kernel>& kernel() const { return kernel_; }
 
   void pause(int spins) override;
   void interleave() override;
@@ -71,10 +70,18 @@ class Block final : public Machine {
   const std::byte* meet(const char* op, const void* value, int bytes);
   void run_loads(MbarrierState& state, bool all);
   void advance(MbarrierState& state);
+  MbarrierState& mbarrier_at(const std::uint64_t& word, std::uint64_t ticket);
+  std::string describe(const MbarrierState& state) const;
+  std::string unfinished_mbarriers() const;
   bool look(std::uint64_t& word, std::uint32_t parity, bool waits);
 
   // Bulk copies: block_bulk.cpp.
-  void check_copy(const char* what, const void* shared, const void* global, std::uint32_t bytes);
+  void check_copy(const char* what, const void* shared, const void* global, std::uint32_t bytes) const;
+  void execute(const BulkLoad& load);
+  std::size_t read_groups(int groups_left);
+  void finish_copies(Fiber& fiber);
+  void read(const Fiber& fiber, BulkStore& store);
+  void write_first(Fiber& fiber, std::size_t stores);
 
   // The report when no thread can run: block_report.cpp.
   std::string describe_deadlock() const;
@@ -85,9 +92,7 @@ class Block final : public Machine {
   FiberPool& pool_;
   Random random_;
   SharedMemory shared_;
-  BulkEngine bulk_;
-  ProxyOrder proxies_;
-  MbarrierTable mbarriers_;
+  std::deque<MbarrierState> mbarriers_;         ///< references stay valid; never reused, so stale tickets are detected
   std::vector<std::unique_ptr<Fiber>> fibers_;  ///< by thread index
   std::vector<Warp> warps_;
   Barrier barrier_;
@@ -96,6 +101,7 @@ class Block final : public Machine {
   Context* worker_ = nullptr;
   void* worker_tsan_context_ = nullptr;
   Fiber* current_ = nullptr;
+  std::uint64_t acquires_ = 0;  ///< that threads knew of when they met
   int live_ = 0;
   std::size_t quiet_ = 0;  ///< threads in a row that did nothing but poll
   int budget_ = 0;         ///< switches left in this slice

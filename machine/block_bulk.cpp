@@ -1,13 +1,25 @@
-// The threads of a block start copies and wait for them.
+// The threads of a block start bulk copies and wait for them. The copies are done as late as the program allows, or,
+// under a seed, earlier.
+#include <algorithm>
+#include <cstring>
+
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
 #include "machine/block.hpp"
 
 namespace deep_ep::host_machine {
 
-void Block::check_copy(const char* what, const void* shared, const void* global, std::uint32_t bytes) {
-  bulk_.check(what, shared, global, bytes);
-  if (!proxies_.is_fenced(*current_)) {
+/// Arguments as the GPU demands them, behind a fence; throws otherwise.
+void Block::check_copy(const char* what, const void* shared, const void* global, std::uint32_t bytes) const {
+  const auto misaligned = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 != 0; };
+  if (bytes == 0 || bytes % 16 != 0) fail<Error>("{} of {} bytes; allowed: multiples of 16, not zero", what, bytes);
+  if (!shared_.contains(shared, bytes)) {
+    fail<Error>("{} of {} bytes at {}, which is not inside the block's shared memory", what, bytes,
+                shared_.name(shared));
+  }
+  if (misaligned(shared)) fail<Error>("{}: {} is not aligned to 16 bytes", what, shared_.name(shared));
+  if (misaligned(global)) fail<Error>("{}: global address {} is not aligned to 16 bytes", what, global);
+  if (current_->state.acquired || current_->past.acquired > current_->past.fenced) {
     fail<Error>(
         "{} without bulk::fence_global behind a signal that this thread, or one that it has met, has acquired: the "
         "copy may come before what the signal stands for",
@@ -15,15 +27,17 @@ void Block::check_copy(const char* what, const void* shared, const void* global,
   }
 }
 
+// ThreadSanitizer sees the engine's accesses as the issuing thread's: they come after what that thread did or acquired
+// before, and before the threads that it synchronises with later.
+
 void Block::bulk_load(void* shared, const void* global, std::uint32_t bytes, std::uint64_t& mbarrier) {
   const std::uint64_t ticket = mbarrier;
   const tsan::Scope as_worker(worker_tsan_context_);
   maybe_interleave();
   check_copy("bulk::load", shared, global, bytes);
-  MbarrierState& state = mbarriers_.find(mbarrier, ticket);
+  MbarrierState& state = mbarrier_at(mbarrier, ticket);
   if (!state.fenced)
-    fail<Error>("bulk::load with a barrier that mbarrier::fence_init has not made known: {}",
-                mbarriers_.describe(state));
+    fail<Error>("bulk::load with a barrier that mbarrier::fence_init has not made known: {}", describe(state));
   state.loads.push_back({current_, static_cast<std::byte*>(shared), static_cast<const std::byte*>(global), bytes});
   if (random_.chance(4)) run_loads(state, /*all=*/false);
   progress();
@@ -32,35 +46,110 @@ void Block::bulk_load(void* shared, const void* global, std::uint32_t bytes, std
   state.waiting.clear();
 }
 
+/// Does the copy now.
+void Block::execute(const BulkLoad& load) {
+  {
+    const tsan::Scope as_issuer(load.issuer->tsan_context);
+    std::memcpy(load.shared, load.global, load.bytes);
+  }
+  std::memcpy(shared_.shadow_of(load.shared), load.shared, load.bytes);
+}
+
 void Block::bulk_store(void* global, const void* shared, std::uint32_t bytes) {
   const tsan::Scope as_worker(worker_tsan_context_);
   maybe_interleave();
   check_copy("bulk::store", shared, global, bytes);
-  bulk_.store(*current_, static_cast<std::byte*>(global), static_cast<const std::byte*>(shared), bytes);
+  BulkStores& copies = current_->copies;
+  copies.stores.push_back({.global = static_cast<std::byte*>(global),
+                           .shared = static_cast<const std::byte*>(shared),
+                           .bytes = bytes,
+                           .group = copies.open_group});
+  if (random_.chance(4)) read(*current_, copies.stores.back());
+  if (random_.chance(8)) write_first(*current_, copies.stores.size());
 }
 
 void Block::bulk_commit() {
   const tsan::Scope as_worker(worker_tsan_context_);
-  bulk_.commit(*current_);
+  ++current_->copies.open_group;
+}
+
+/// Reads the source of all but the latest `groups_left` committed groups, and says how many stores that are: a late
+/// reader sees what came into a stage that was reused too early.
+std::size_t Block::read_groups(int groups_left) {
+  BulkStores& copies = current_->copies;
+  std::size_t count = 0;
+  for (BulkStore& store : copies.stores) {
+    if (store.group + static_cast<std::uint64_t>(groups_left) >= copies.open_group) break;
+    store.waited = true;
+    read(*current_, store);
+    ++count;
+  }
+  return count;
 }
 
 void Block::bulk_wait_read(int groups_left) {
   const tsan::Scope as_worker(worker_tsan_context_);
   maybe_interleave();
-  bulk_.wait_read(*current_, groups_left);
+  read_groups(groups_left);
+  const auto stores = static_cast<std::uint32_t>(current_->copies.stores.size());
+  if (random_.chance(4)) write_first(*current_, random_.below(stores + 1));
 }
 
+/// They are complete: the stage is read, and the bytes are on their way to memory. They get there at the fence, or
+/// when the kernel ends.
 void Block::bulk_wait(int groups_left) {
   const tsan::Scope as_worker(worker_tsan_context_);
   maybe_interleave();
-  bulk_.wait(*current_, groups_left);
+  BulkStores& copies = current_->copies;
+  copies.complete = std::max(copies.complete, read_groups(groups_left));
+  if (random_.chance(2)) write_first(*current_, copies.complete);
 }
 
 void Block::bulk_fence_global() {
   const tsan::Scope as_worker(worker_tsan_context_);
   maybe_interleave();
-  bulk_.fence(*current_);
-  proxies_.fence(*current_);
+  BulkStores& copies = current_->copies;
+  write_first(*current_, copies.complete);
+  copies.stores.erase(copies.stores.begin(), copies.stores.begin() + static_cast<std::ptrdiff_t>(copies.complete));
+  copies.written -= copies.complete;
+  copies.complete = 0;
+  current_->state.acquired = false;
+  current_->past.fenced = current_->past.acquired;
+}
+
+/// The thread ends: stores whose source was not waited for are an error, the others are completed.
+void Block::finish_copies(Fiber& fiber) {
+  const std::vector<BulkStore>& stores = fiber.copies.stores;
+  const auto unread = std::ranges::count(stores, false, &BulkStore::waited);
+  if (unread > 0) {
+    fail<Error>(
+        "the thread exits while {} of its bulk stores still read shared memory (the last at {}): "
+        "bulk::commit and bulk::wait_read or bulk::wait are missing",
+        unread, shared_.name(stores.back().shared));
+  }
+  write_first(fiber, stores.size());  // the end of a kernel makes them visible
+}
+
+void Block::read(const Fiber& fiber, BulkStore& store) {
+  if (store.read) return;
+  const std::byte* source = shared_.shadow_of(store.shared);
+  store.buffer.assign(source, source + store.bytes);
+  store.read = true;
+  const tsan::Scope as_issuer(fiber.tsan_context);
+  tsan::read(store.shared, store.bytes);
+}
+
+/// The engine writes in the order of issue.
+void Block::write_first(Fiber& fiber, std::size_t stores) {
+  for (std::size_t& written = fiber.copies.written; written < stores; ++written) {
+    BulkStore& store = fiber.copies.stores[written];
+    read(fiber, store);
+    {
+      const tsan::Scope as_issuer(fiber.tsan_context);
+      std::memcpy(store.global, store.buffer.data(), store.bytes);
+    }
+    store.buffer = {};
+  }
 }
 
 void Block::refuse_shared(const void* shared) {

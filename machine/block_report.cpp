@@ -14,7 +14,7 @@ std::string Block::describe_wait(const Fiber& fiber) const {
       return fmt::format("wait for their block ({} of {} threads came)", barrier_.arrived, barrier_.threads);
     case Fiber::Wait::mbarrier:
       return fmt::format("wait for parity {} of {}", fiber.wait_parity,
-                         mbarriers_.describe(*static_cast<const MbarrierState*>(fiber.wait_object)));
+                         describe(*static_cast<const MbarrierState*>(fiber.wait_object)));
     case Fiber::Wait::finished:
       return "have exited";
     case Fiber::Wait::nothing:

@@ -2,7 +2,9 @@
 //
 // Whatever they meet at has two meeting points, used in turn. A thread releases the point before it arrives and
 // acquires it when it may go on; for ThreadSanitizer in its own context, not in the worker's.
+#include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
@@ -10,9 +12,18 @@
 
 namespace deep_ep::host_machine {
 
+namespace {
+
+constexpr std::uint64_t kTicketMark = 0x6d62617200000000u;  // "mbar" in the upper half
+constexpr std::uint64_t kTicketMask = 0xffffffff00000000u;
+constexpr std::uint32_t kMostArrivals = (1u << 20) - 1;
+
+}  // namespace
+
 /// The current thread's accesses come before those of a thread that acquires the point.
 void Block::release(MeetingPoint& point) {
-  proxies_.release(*current_, point);
+  if (std::exchange(current_->state.acquired, false)) current_->past.acquired = ++acquires_;
+  point.join(current_->past);
   tsan::release_as(current_->tsan_context, &point);
 }
 
@@ -39,7 +50,7 @@ void Block::meet_in_order(Gathering& at, Come come) {
     point = &at.sync_point[at.generation & 1u];
     release(*point);
     come();
-    proxies_.acquire(*current_, *point);
+    current_->past.join(*point);
   }
   tsan::acquire(point);
 }
@@ -95,23 +106,62 @@ void Block::mbarrier_init(std::uint64_t& word, std::uint32_t arrivals) {
   std::uint64_t ticket = 0;
   {
     const tsan::Scope as_worker(worker_tsan_context_);
-    ticket = mbarriers_.init(word, arrivals);
+    if (!shared_.contains(&word, sizeof word)) fail<Error>("mbarrier::init of a barrier outside shared memory");
+    if (arrivals == 0 || arrivals > kMostArrivals) {
+      fail<Error>("mbarrier::init at {} with {} arrivals; allowed: 1 to {}", shared_.name(&word), arrivals,
+                  kMostArrivals);
+    }
+    const auto living = std::ranges::find(mbarriers_, &word, &MbarrierState::word);
+    if (living != mbarriers_.end()) fail<Error>("mbarrier::init of a living barrier: {}", describe(*living));
+    mbarriers_.push_back({.word = &word, .arrivals = arrivals, .missing = arrivals});
+    ticket = kTicketMark | (mbarriers_.size() - 1);
   }
   word = ticket;
 }
 
 void Block::mbarrier_fence_init() {
   const tsan::Scope as_worker(worker_tsan_context_);
-  mbarriers_.fence_init();
+  for (MbarrierState& state : mbarriers_) state.fenced = true;
+}
+
+/// Throws if no barrier lives at the word.
+MbarrierState& Block::mbarrier_at(const std::uint64_t& word, std::uint64_t ticket) {
+  const std::uint64_t index = ticket & ~kTicketMask;
+  if ((ticket & kTicketMask) != kTicketMark || index >= mbarriers_.size() || mbarriers_[index].word != &word) {
+    fail<Error>("no mbarrier lives at {}: not initialised yet, or overwritten (the word is {:#x})",
+                shared_.contains(&word, sizeof word) ? shared_.name(&word) : "an address outside shared memory",
+                ticket);
+  }
+  return mbarriers_[index];
+}
+
+std::string Block::describe(const MbarrierState& state) const {
+  return fmt::format("mbarrier at {}, phase {}: {} of {} arrivals and {} bytes missing", shared_.name(state.word),
+                     state.phase, state.missing, state.arrivals, state.expected_bytes);
+}
+
+/// What is still under way when all threads are gone; empty if nothing.
+std::string Block::unfinished_mbarriers() const {
+  for (const MbarrierState& state : mbarriers_) {
+    if (!state.loads.empty()) {
+      return fmt::format("the block ends before a bulk load of {} bytes into {} was waited for ({})",
+                         state.loads.front().bytes, shared_.name(state.loads.front().shared), describe(state));
+    }
+    if (state.expected_bytes != 0) {
+      return fmt::format("the block ends with an mbarrier whose expected and loaded bytes differ ({})",
+                         describe(state));
+    }
+  }
+  return {};
 }
 
 void Block::mbarrier_arrive(std::uint64_t& word, std::uint32_t expected_bytes) {
   const std::uint64_t ticket = word;
   const tsan::Scope as_worker(worker_tsan_context_);
   maybe_interleave();
-  MbarrierState& state = mbarriers_.find(word, ticket);
+  MbarrierState& state = mbarrier_at(word, ticket);
   if (state.missing == 0) {
-    fail<Error>("one arrival too many at an mbarrier: {}", mbarriers_.describe(state));
+    fail<Error>("one arrival too many at an mbarrier: {}", describe(state));
   }
   release(state.sync_point[state.phase & 1u]);
   --state.missing;
@@ -119,8 +169,11 @@ void Block::mbarrier_arrive(std::uint64_t& word, std::uint32_t expected_bytes) {
   advance(state);
 }
 
+/// Ends the phase if nothing is missing.
 void Block::advance(MbarrierState& state) {
-  if (!state.advance()) return;
+  if (state.missing != 0 || state.expected_bytes != 0) return;
+  state.missing = state.arrivals;
+  ++state.phase;
   progress();
   for (Fiber* fiber : state.waiting) wake(*fiber);
   state.waiting.clear();
@@ -133,7 +186,7 @@ void Block::run_loads(MbarrierState& state, bool all) {
     const std::size_t which = random_.below(static_cast<std::uint32_t>(state.loads.size()));
     const BulkLoad load = state.loads[which];
     state.loads.erase(state.loads.begin() + static_cast<std::ptrdiff_t>(which));
-    bulk_.execute(load);
+    execute(load);
     {
       const tsan::Scope as_issuer(load.issuer->tsan_context);
       tsan::release(&state.sync_point[state.phase & 1u]);
@@ -152,7 +205,7 @@ bool Block::look(std::uint64_t& word, std::uint32_t parity, bool waits) {
   {
     const tsan::Scope as_worker(worker_tsan_context_);
     maybe_interleave();
-    MbarrierState& state = mbarriers_.find(word, ticket);
+    MbarrierState& state = mbarrier_at(word, ticket);
     if (parity > 1) fail<Error>("mbarrier::{} for parity {}; allowed: 0 and 1", waits ? "wait" : "test", parity);
     for (;;) {
       if (!state.ended(parity)) run_loads(state, /*all=*/waits);
@@ -163,7 +216,7 @@ bool Block::look(std::uint64_t& word, std::uint32_t parity, bool waits) {
       park(Fiber::Wait::mbarrier, &state, parity);
     }
     point = &state.sync_point[parity];
-    if (ended) proxies_.acquire(*current_, *point);
+    if (ended) current_->past.join(*point);
   }
   if (ended) tsan::acquire(point);
   return ended;

@@ -71,6 +71,8 @@ void Fiber::prepare(Block& owner, const ThreadState& thread) {
   state = thread;
   wait = Wait::nothing;
   meetings_of_poll = 0;
+  copies = {};
+  past = {};
   host_machine::prepare(*this, &Fiber::enter);
 }
 

@@ -1,6 +1,8 @@
 // A kernel thread: a stack, a place to go on, and what it waits for. Fibers are reused; only workers own them.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <unordered_map>
@@ -12,6 +14,44 @@
 namespace deep_ep::host_machine {
 
 class Block;
+
+/// The point where threads meet. A thread releases it before it arrives and acquires it when it goes on, for
+/// ThreadSanitizer too, to which the address is enough.
+///
+/// Has a thread a proxy fence between what it has acquired and its next bulk copy? An acquire orders ordinary accesses.
+/// The copy engine's come by another proxy, and stay behind the signal only if a proxy fence lies between (PTX ISA,
+/// "Causality Order": proxy-preserved base causality order). A copy that came too early cannot be shown afterwards, so
+/// a missing fence is an error here instead of a wrong result.
+///
+/// Acquires are numbered when their thread meets others. A thread knows how many acquires lie in its past, and up to
+/// which of them a fence does. That is one number where an exact answer would take one per thread: an acquire without a
+/// fence goes unnoticed if a thread that did not know of it numbered one later and fenced it, and both met afterwards.
+struct MeetingPoint {
+  std::uint64_t acquired = 0;  ///< number of the last acquire in the past of those who came
+  std::uint64_t fenced = 0;    ///< and of the last one with a proxy fence behind it
+
+  void join(const MeetingPoint& other) {
+    acquired = std::max(acquired, other.acquired);
+    fenced = std::max(fenced, other.fenced);
+  }
+};
+
+/// The bulk stores of a thread: see block_bulk.cpp.
+struct BulkStore {
+  std::byte* global;
+  const std::byte* shared;
+  std::uint32_t bytes;
+  std::uint64_t group;
+  bool waited = false;              ///< the program waited for the read (a seeded schedule may read and write unasked)
+  bool read = false;                ///< the engine has read the stage
+  std::vector<std::byte> buffer{};  ///< what was read, until it is written
+};
+struct BulkStores {
+  std::vector<BulkStore> stores;  ///< in the order of issue
+  std::size_t complete = 0;       ///< so many, from the first, have been waited for
+  std::size_t written = 0;        ///< so many are in memory
+  std::uint64_t open_group = 0;
+};
 
 class Fiber : public Context {
  public:
@@ -32,6 +72,8 @@ class Fiber : public Context {
   Wait wait = Wait::nothing;
   const void* wait_object = nullptr;  ///< the Gathering or MbarrierState
   std::uint32_t wait_parity = 0;
+  BulkStores copies;
+  MeetingPoint past;  ///< what the thread knows of acquires
   int meetings_of_poll =
       0;  ///< 0: it works; otherwise it polls, and one less than this is how often it met its warp since its last pause
   bool returned = false;  ///< the kernel thread before this one came back from all that it called

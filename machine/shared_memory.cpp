@@ -17,17 +17,15 @@ constexpr int kCanary = 0xA7;
 // AddressSanitizer's own red zone begins where the allocation ends: leave no canary between.
 constexpr std::size_t kCanaryBytes = DEEP_EP_ASAN ? 0 : 256;
 
-std::byte* allocate(std::size_t bytes) {
+std::shared_ptr<std::byte[]> allocate(std::size_t bytes) {
   void* memory = nullptr;
   if (posix_memalign(&memory, kAlignment, bytes == 0 ? 1 : bytes) != 0) {
     fail<OutOfMemory>("no memory for {} of shared memory of a kernel block on the host", format_bytes(bytes));
   }
-  return static_cast<std::byte*>(memory);
+  return {static_cast<std::byte*>(memory), &std::free};
 }
 
 }  // namespace
-
-void SharedMemory::Free::operator()(std::byte* memory) const { std::free(memory); }
 
 SharedMemory::SharedMemory(std::size_t bytes) : bytes_(bytes), memory_(allocate(bytes + kCanaryBytes)) {
   std::memset(memory_.get(), kPoison, bytes);
@@ -47,7 +45,7 @@ std::string SharedMemory::name(const void* pointer) const { return fmt::format("
 
 std::byte* SharedMemory::shadow_of(const void* pointer) {
   if (shadow_ == nullptr) {
-    shadow_.reset(allocate(bytes_));
+    shadow_ = allocate(bytes_);
     std::memset(shadow_.get(), kPoison, bytes_);
   }
   return shadow_.get() + offset(pointer);

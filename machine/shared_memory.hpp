@@ -31,13 +31,9 @@ class SharedMemory {
   bool canary_intact() const;
 
  private:
-  struct Free {
-    void operator()(std::byte* memory) const;
-  };
-
   std::size_t bytes_;
-  std::unique_ptr<std::byte[], Free> memory_;
-  std::unique_ptr<std::byte[], Free> shadow_;  ///< made at first use: most kernels have no bulk stores
+  std::shared_ptr<std::byte[]> memory_;
+  std::shared_ptr<std::byte[]> shadow_;  ///< made at first use: most kernels have no bulk stores
 };
 
 }  // namespace deep_ep::host_machine

@@ -29,26 +29,13 @@ void HostEvent::complete() {
   for (auto& call : then) call();
 }
 
-bool HostEvent::done() const {
+bool HostEvent::wait(Clock::duration most) {
   {
-    const std::lock_guard lock(mutex_);
-    if (!done_) return false;
+    std::unique_lock lock(mutex_);
+    if (!completed_.wait_for(lock, most, [this] { return done_; })) return false;
   }
   tsan::acquire(&sync_point);
   return true;
-}
-
-void HostEvent::wait() {
-  {
-    std::unique_lock lock(mutex_);
-    completed_.wait(lock, [this] { return done_; });
-  }
-  tsan::acquire(&sync_point);
-}
-
-bool HostEvent::wait_for(Clock::duration most) {
-  std::unique_lock lock(mutex_);
-  return completed_.wait_for(lock, most, [this] { return done_; });
 }
 
 HostEvent::Clock::time_point HostEvent::time() const {
@@ -121,12 +108,9 @@ void HostStream::wait(std::shared_ptr<HostEvent> event) {
 
 void HostStream::synchronize() {
   const auto end = record();
-  if (InterruptScope::any()) {
-    while (!end->wait_for(kInterruptPeriod)) {
-      if (InterruptScope::wanted()) throw Interrupted("a wait for the CPU executor was interrupted");
-    }
+  while (!end->wait(kInterruptPeriod)) {
+    if (InterruptScope::wanted()) throw Interrupted("a wait for the CPU executor was interrupted");
   }
-  end->wait();
   std::string text;
   {
     const std::lock_guard lock(mutex_);

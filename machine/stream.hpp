@@ -25,9 +25,8 @@ class HostEvent {
   using Clock = std::chrono::steady_clock;
 
   void complete();
-  bool done() const;
-  void wait();
-  bool wait_for(Clock::duration most);  ///< false: not yet
+  bool done() { return wait({}); }
+  bool wait(Clock::duration most = std::chrono::years(1));  ///< false: not yet
   Clock::time_point time() const;
   /// Calls `then` when the event completes. False, without a call, if it has completed already.
   bool on_completion(std::function<void()> then);

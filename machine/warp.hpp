@@ -2,11 +2,11 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "kernels/primitives/host/machine.hpp"
 #include "machine/fiber.hpp"
-#include "machine/proxy_order.hpp"
 
 namespace deep_ep::host_machine {
 
@@ -38,6 +38,29 @@ struct Barrier : Gathering {
   bool good[2] = {true, true};  ///< in each of those that came, by generation
 
   using Gathering::Gathering;
+};
+
+/// A load that was issued and whose bytes have not arrived.
+struct BulkLoad {
+  Fiber* issuer;
+  std::byte* shared;
+  const std::byte* global;
+  std::uint32_t bytes;
+};
+
+/// The word of an mbarrier in shared memory holds a ticket; the state is here.
+struct MbarrierState {
+  const std::uint64_t* word = nullptr;
+  std::uint32_t arrivals = 0;       ///< per phase
+  std::uint32_t missing = 0;        ///< arrivals of this phase still to come
+  std::int64_t expected_bytes = 0;  ///< announced and not written yet; below zero: written and not announced yet
+  std::uint32_t phase = 0;
+  bool fenced = false;               ///< fence_init made it known to the copy engine
+  std::vector<BulkLoad> loads = {};  ///< issued, not done
+  std::vector<Fiber*> waiting = {};
+  MeetingPoint sync_point[2] = {};  ///< one for each parity
+
+  bool ended(std::uint32_t parity) const { return (phase & 1u) != parity; }
 };
 
 }  // namespace deep_ep::host_machine

@@ -78,7 +78,7 @@ class Worker {
   void start(std::shared_ptr<Kernel> kernel, int block) {
     post([this, kernel = std::move(kernel), block] {
       try {
-        residents_.push_back({kernel, std::make_unique<Block>(kernel, block, fibers_)});
+        residents_.push_back(std::make_unique<Block>(kernel, block, fibers_));
       } catch (const std::exception& e) {
         kernel->fail("block " + std::to_string(block) + ": " + e.what());
         kernel->block_ended();
@@ -148,13 +148,13 @@ class Worker {
   bool run_blocks() {
     bool progressed = false;
     for (std::size_t i = 0; i < residents_.size();) {
-      const Block::Slice slice = residents_[i].block->run(context_);
+      const Block::Slice slice = residents_[i]->run(context_);
       progressed |= slice != Block::Slice::idle;
       if (slice != Block::Slice::finished) {
         ++i;
         continue;
       }
-      const auto kernel = std::move(residents_[i].kernel);
+      const auto kernel = residents_[i]->kernel();
       residents_.erase(residents_.begin() + static_cast<std::ptrdiff_t>(i));
       kernel->block_ended();
     }
@@ -172,11 +172,7 @@ class Worker {
   Backoff backoff_;                  ///< since all blocks merely poll
   std::chrono::nanoseconds woke_{};  ///< from the last nap, in the thread's own processor time
   Backoff::Clock::time_point yield_again_;
-  struct Resident {
-    std::shared_ptr<Kernel> kernel;
-    std::unique_ptr<Block> block;
-  };
-  std::vector<Resident> residents_;
+  std::vector<std::unique_ptr<Block>> residents_;
 };
 
 WorkerPool::WorkerPool(int workers) {

@@ -33,19 +33,21 @@ void require_rank(int rank, int size) {
 }
 
 void agree(Bootstrap& bootstrap, std::string_view what, const std::function<void()>& step) {
-  auto* exchanges = dynamic_cast<BufferExchanges*>(&bootstrap);
-  if (exchanges == nullptr) {
-    BufferExchanges once(bootstrap, Purpose::agreeing);
-    agree(once, what, step);
-    once.all_gather({});  // the others' failures
-    return;
-  }
-  try {
-    step();
-  } catch (const std::exception& error) {
-    exchanges->tell_failure(what, error.what());
-    throw;
-  }
+  auto* const exchanges = dynamic_cast<BufferExchanges*>(&bootstrap);
+  std::exception_ptr own;
+  const auto try_step = [&] {
+    try {
+      step();
+    } catch (const std::exception& error) {
+      if (exchanges != nullptr) exchanges->tell_failure(what, error.what());
+      own = std::current_exception();
+      throw;
+    }
+  };
+  if (exchanges != nullptr) return try_step();
+  const auto failure = first_failure(bootstrap, try_step);
+  if (own) std::rethrow_exception(own);
+  if (failure) fail<SystemError>("{} failed on rank {}: {}", what, failure->rank, failure->why);
 }
 
 std::optional<FirstFailure> first_failure(Bootstrap& bootstrap, const std::function<void()>& step) {

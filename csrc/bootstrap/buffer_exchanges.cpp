@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <map>
 #include <mutex>
 #include <set>
 #include <utility>
@@ -19,14 +18,6 @@ namespace deep_ep {
 /// thread.
 class BuffersOfGroup {
  public:
-  /// That of `group`, which is made if it is not there.
-  static std::shared_ptr<BuffersOfGroup> of(const std::shared_ptr<Bootstrap>& group) {
-    const std::lock_guard lock(groups_mutex_);
-    std::erase_if(groups_, [](const auto& one) { return one.second.group.expired(); });
-    Entry& entry = groups_[group.get()];
-    if (entry.buffers == nullptr) entry = {group, std::make_shared<BuffersOfGroup>()};
-    return entry.buffers;
-  }
   std::uint64_t propose() {
     const std::lock_guard lock(mutex_);
     return ++newest_;
@@ -51,13 +42,6 @@ class BuffersOfGroup {
   }
 
  private:
-  struct Entry {
-    std::weak_ptr<Bootstrap> group;
-    std::shared_ptr<BuffersOfGroup> buffers;
-  };
-  inline static std::mutex groups_mutex_;
-  inline static std::map<const Bootstrap*, Entry> groups_;
-
   mutable std::mutex mutex_;
   std::uint64_t newest_ = 0;
   std::set<std::uint64_t> here_;
@@ -74,12 +58,8 @@ struct Frame {
 };
 
 std::string_view name_of(Purpose purpose) {
-  constexpr std::array<std::string_view, 6> kNames = {"doing something unknown with",
-                                                      "making",
-                                                      "destroying",
-                                                      "resuming low-latency calls of",
-                                                      "agreeing on a step beside",
-                                                      "suspending or resuming"};
+  constexpr std::array<std::string_view, 5> kNames = {"doing something unknown with", "making", "destroying",
+                                                      "resuming low-latency calls of", "suspending or resuming"};
   const auto number = static_cast<std::size_t>(purpose);
   return kNames[number < kNames.size() ? number : 0];
 }
@@ -158,13 +138,13 @@ std::vector<std::byte> exchange(Bootstrap& group, BuffersOfGroup& buffers, Excha
 }  // namespace
 
 std::string ExchangeHeader::describe() const {
-  const std::string whose = buffer == 0 ? "buffers" : is_proposal() ? "a new buffer" : fmt::format("buffer {}", buffer);
+  const std::string whose = is_proposal() ? "a new buffer" : fmt::format("buffer {}", buffer);
   return fmt::format("{} {} (exchange {})", name_of(purpose), whose, step);
 }
 
 Judgement judge(std::span<const ExchangeHeader> ranks, int rank) {
   const auto left_by = [&](const ExchangeHeader& of) {
-    if (of.is_proposal() || of.buffer == 0) return -1;
+    if (of.is_proposal()) return -1;
     const auto found = std::ranges::find_if(ranks, [&](const ExchangeHeader& by) { return by.has_left(of.buffer); });
     return found == ranks.end() ? -1 : static_cast<int>(found - ranks.begin());
   };
@@ -187,12 +167,8 @@ std::shared_ptr<BufferExchanges> BufferExchanges::over(const std::shared_ptr<Boo
   return std::make_shared<BufferExchanges>(group);
 }
 
-BufferExchanges::BufferExchanges(std::shared_ptr<Bootstrap> group)
-    : group_(std::move(group)), buffers_(BuffersOfGroup::of(group_)) {}
-
-BufferExchanges::BufferExchanges(Bootstrap& group, Purpose purpose)
-    : BufferExchanges(std::shared_ptr<Bootstrap>(&group, [](Bootstrap*) {})) {
-  next_.purpose = purpose;
+BufferExchanges::BufferExchanges(std::shared_ptr<Bootstrap> group) : group_(std::move(group)) {
+  if (group_->buffers_ == nullptr) group_->buffers_ = std::make_shared<BuffersOfGroup>();
 }
 
 BufferExchanges::~BufferExchanges() { leave(); }
@@ -200,10 +176,10 @@ BufferExchanges::~BufferExchanges() { leave(); }
 std::vector<std::byte> BufferExchanges::all_gather(std::span<const std::byte> mine) {
   if (over_) throw UseAfterDestroy("exchange of a buffer that this rank has left");
   // Only now: a rank that is refused for its arguments has not begun.
-  if (next_.buffer == 0 && next_.purpose == Purpose::making) next_.buffer = buffers_->propose();
+  if (next_.buffer == 0) next_.buffer = group_->buffers_->propose();
   const WaitEnd ends(end_waits_);
   failed_ = true;
-  std::vector<std::byte> all = exchange(*group_, *buffers_, next_, mine);
+  std::vector<std::byte> all = exchange(*group_, *group_->buffers_, next_, mine);
   failed_ = false;
   return all;
 }
@@ -230,7 +206,7 @@ void BufferExchanges::begin(Purpose purpose) {
 void BufferExchanges::leave() noexcept {
   end_waits_ = nullptr;
   if (std::exchange(over_, true) || next_.buffer == 0) return;
-  buffers_->leave(next_.buffer);
+  group_->buffers_->leave(next_.buffer);
 }
 
 std::shared_ptr<Bootstrap> make_buffer_exchanges(std::shared_ptr<Bootstrap> group) {

@@ -34,14 +34,14 @@
 namespace deep_ep {
 
 /// What an exchange is for. The values travel.
-enum class Purpose : std::uint16_t { making = 1, destroying = 2, resuming = 3, agreeing = 4, sleeping = 5 };
+enum class Purpose : std::uint16_t { making = 1, destroying = 2, resuming = 3, sleeping = 4 };
 
 /// Ahead of each message. The values travel between processes of one version of the library.
 struct ExchangeHeader {
   std::uint32_t magic = kMagic;
   std::uint16_t version = kVersion;
   Purpose purpose = Purpose::making;
-  std::uint64_t buffer = 0;  ///< its number; 0: the exchange belongs to no buffer
+  std::uint64_t buffer = 0;  ///< its number
   std::uint64_t step = 0;    ///< how many frames for this purpose came before
   std::uint64_t bytes = 0;   ///< of the message
   std::uint64_t failed = 0;  ///< 1: a step of this rank failed before this exchange, and the message is the text
@@ -50,7 +50,7 @@ struct ExchangeHeader {
   std::uint64_t oldest = 0;  ///< the smallest number that this rank has not left; `newest + 1` if there is none
 
   static constexpr std::uint32_t kMagic = 0x50454544;  // "DEEP"
-  static constexpr std::uint16_t kVersion = 3;         ///< of what ranks tell each other in any memory
+  static constexpr std::uint16_t kVersion = 4;         ///< of what ranks tell each other in any memory
 
   /// The number is a proposal.
   bool is_proposal() const { return purpose == Purpose::making && step == 0; }
@@ -71,16 +71,12 @@ struct Judgement {
 /// The same headers on all ranks give each rank its part of one outcome: see above.
 Judgement judge(std::span<const ExchangeHeader> ranks, int rank);
 
-class BuffersOfGroup;
-
 class BufferExchanges final : public Bootstrap {
  public:
   /// `group` itself if it is such an object already.
   static std::shared_ptr<BufferExchanges> over(const std::shared_ptr<Bootstrap>& group);
 
   explicit BufferExchanges(std::shared_ptr<Bootstrap> group);
-  /// For what concerns no buffer of the group (`agreeing`): these exchanges have no number.
-  BufferExchanges(Bootstrap& group, Purpose purpose);
   ~BufferExchanges() override;
   BufferExchanges(const BufferExchanges&) = delete;
   BufferExchanges& operator=(const BufferExchanges&) = delete;
@@ -104,7 +100,6 @@ class BufferExchanges final : public Bootstrap {
 
  private:
   std::shared_ptr<Bootstrap> group_;
-  std::shared_ptr<BuffersOfGroup> buffers_;
   ExchangeHeader next_;
   std::function<void()> end_waits_;
   bool failed_ = false;  ///< the last exchange

@@ -42,22 +42,20 @@ void initialize_if_needed() {
 class MpiTransport {
  public:
   static constexpr const char* name = "MPI";
+  int rank = 0, size = 1;
 
   explicit MpiTransport(MPI_Comm communicator) {
     // A duplicate: our messages never meet the program's, and its error handler stays as it is.
     check(MPI_Comm_dup(communicator, &communicator_), "MPI_Comm_dup");
     MPI_Comm_set_errhandler(communicator_, MPI_ERRORS_RETURN);
-    check(MPI_Comm_rank(communicator_, &rank_), "MPI_Comm_rank");
-    check(MPI_Comm_size(communicator_, &size_), "MPI_Comm_size");
+    check(MPI_Comm_rank(communicator_, &rank), "MPI_Comm_rank");
+    check(MPI_Comm_size(communicator_, &size), "MPI_Comm_size");
   }
   ~MpiTransport() {
     if (!finalized()) MPI_Comm_free(&communicator_);
   }
   MpiTransport(const MpiTransport&) = delete;
   MpiTransport& operator=(const MpiTransport&) = delete;
-
-  int rank() const { return rank_; }
-  int size() const { return size_; }
 
   void start(std::span<const std::byte> mine, std::size_t bytes) {
     if (mine.size() > INT_MAX) {
@@ -80,8 +78,6 @@ class MpiTransport {
 
  private:
   MPI_Comm communicator_ = MPI_COMM_NULL;
-  int rank_ = 0;
-  int size_ = 1;
   MPI_Request request_ = MPI_REQUEST_NULL;
   std::vector<std::byte> mine_, all_;
 };

@@ -24,10 +24,11 @@ void check(ncclResult_t result, const char* call, ncclComm_t communicator) {
 class NcclTransport {
  public:
   static constexpr const char* name = "NCCL";
+  int rank = 0, size = 1;
 
   explicit NcclTransport(ncclComm_t communicator) : communicator_(communicator) {
-    check(ncclCommUserRank(communicator_, &rank_), "ncclCommUserRank", communicator_);
-    check(ncclCommCount(communicator_, &size_), "ncclCommCount", communicator_);
+    check(ncclCommUserRank(communicator_, &rank), "ncclCommUserRank", communicator_);
+    check(ncclCommCount(communicator_, &size), "ncclCommCount", communicator_);
     int device = 0;
     check(ncclCommCuDevice(communicator_, &device), "ncclCommCuDevice", communicator_);
     executor_ = make_cuda_executor(device);
@@ -39,9 +40,6 @@ class NcclTransport {
   }
   NcclTransport(const NcclTransport&) = delete;
   NcclTransport& operator=(const NcclTransport&) = delete;
-
-  int rank() const { return rank_; }
-  int size() const { return size_; }
 
   void start(std::span<const std::byte> mine, std::size_t bytes) {
     reserve(bytes + mine.size());
@@ -76,8 +74,6 @@ class NcclTransport {
   }
 
   ncclComm_t communicator_;
-  int rank_ = 0;
-  int size_ = 1;
   std::shared_ptr<Executor> executor_;
   StreamHandle stream_ = nullptr;
   EventHandle behind_;            ///< what the all-gather under way has enqueued

@@ -15,7 +15,7 @@
 
 namespace deep_ep {
 
-/// `Transport` has `name` for messages, rank() and size(), and
+/// `Transport` has `name` for messages, `rank` and `size`, and
 ///   void start(std::span<const std::byte> mine, std::size_t bytes)  begins an all-gather, of `bytes` in all
 ///   bool done()                                                     is it over? Throws where it has failed
 ///   void take(std::span<std::byte> all)                             what has come
@@ -30,7 +30,7 @@ std::shared_ptr<Bootstrap> make_polled_bootstrap(std::unique_ptr<Transport> tran
     std::unique_ptr<Transport> transport;
     bool broken = false;
   };
-  const int rank = transport->rank(), size = transport->size();
+  const int rank = transport->rank, size = transport->size;
   const std::shared_ptr<Group> group(new Group{.transport = std::move(transport)});
   return make_callback_bootstrap(rank, size, [=](std::span<const std::byte> mine, std::span<std::byte> all) {
     Transport& to = *group->transport;

@@ -1,22 +1,18 @@
 // Ranks that are threads of one process, or processes of one host that share a file, meet in a segment of memory.
-#include <linux/futex.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <chrono>
-#include <climits>
-#include <cstring>
-#include <ctime>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "csrc/bootstrap/agreement.hpp"
+#include "csrc/support/backoff.hpp"
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/bootstrap.hpp"
@@ -29,7 +25,7 @@ namespace {
 constexpr std::size_t kChunk = std::size_t{16} * 1024;
 
 // Words that several processes touch must be lock-free, or they would not work across address spaces.
-static_assert(std::atomic<std::uint32_t>::is_always_lock_free && std::atomic<std::uint64_t>::is_always_lock_free);
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
 struct Page {
   std::uint64_t message_bytes;
@@ -41,17 +37,12 @@ struct alignas(64) Seat {
   Page pages[2];                     ///< of odd and even rounds: a slow reader of round n is not disturbed by n+1
 };
 
-struct alignas(64) Header {
-  std::atomic<std::uint32_t> changes;  ///< futex: bumped after each change that somebody may wait for
-  std::atomic<std::uint32_t> broken;   ///< 0, or 1 + the rank that gave up waiting
-};
-
-/// A header and a seat for each rank. Fresh memory is all zeros, which is the initial value of every field.
-using Segment = std::shared_ptr<Header>;
+/// A seat for each rank. Fresh memory is all zeros, which is the initial value of every field.
+using Segment = std::shared_ptr<Seat[]>;
 
 /// `fd` -1: memory of this process, and of those that it forks.
 Segment map_segment(int fd, int size) {
-  const std::size_t bytes = sizeof(Header) + static_cast<std::size_t>(size) * sizeof(Seat);
+  const std::size_t bytes = static_cast<std::size_t>(size) * sizeof(Seat);
   if (fd >= 0 && ::ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
     fail<SystemError>("ftruncate to {}: {}", format_bytes(bytes), errno_text(errno));
   }
@@ -60,7 +51,7 @@ Segment map_segment(int fd, int size) {
   if (memory == MAP_FAILED) {
     fail<SystemError>("bootstrap: mapping {} of shared memory: {}", format_bytes(bytes), errno_text(errno));
   }
-  return {static_cast<Header*>(memory), [bytes](Header* header) { ::munmap(header, bytes); }};
+  return {static_cast<Seat*>(memory), [bytes](Seat* seats) { ::munmap(seats, bytes); }};
 }
 
 class SharedMemoryBootstrap final : public Bootstrap {
@@ -93,70 +84,39 @@ class SharedMemoryBootstrap final : public Bootstrap {
   }
 
  private:
-  Seat& seat(int rank) const { return reinterpret_cast<Seat*>(segment_.get() + 1)[rank]; }
+  Seat& seat(int rank) const { return segment_[rank]; }
 
-  void announce() const {
-    segment_->changes.fetch_add(1, std::memory_order_release);
-    ::syscall(SYS_futex, &segment_->changes, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
-  }
-
-  /// In one order for all, so that of two that come at the same time one sees that all are there.
   std::vector<int> late() const {
     std::vector<int> ranks;
     for (int peer = 0; peer < size_; ++peer) {
-      if (seat(peer).round.load() < round_) ranks.push_back(peer);
+      if (seat(peer).round.load(std::memory_order_acquire) < round_) ranks.push_back(peer);
     }
     return ranks;
   }
 
   void enter_round() {
-    require_intact();
-    ++round_;
-    seat(rank_).round.store(round_);
-    if (late().empty()) announce();  // the last to come wakes the others, once
-    for (const Deadline deadline(timeout_s_);;) {
-      const std::uint32_t seen = segment_->changes.load(std::memory_order_acquire);
-      // A rank that ends this round may give up in the next one while this one still wakes up. So what it saw complete
-      // must be seen complete here, too: completeness is looked at behind `over`, and decides.
-      const bool over = broken_by() >= 0;
-      const std::vector<int> missing = late();
-      if (missing.empty()) return;
-      if (over) require_intact(missing);
-      if (deadline.expired()) give_up(missing);
-      WaitEnd::look_now();
-      // Bounded naps: a rank that is killed between its change and its wake-up must not leave us asleep for long.
-      const auto nap =
-          std::chrono::duration_cast<std::chrono::nanoseconds>(deadline.remaining(std::chrono::milliseconds(200)));
-      const timespec wait{.tv_sec = 0, .tv_nsec = static_cast<long>(std::max<std::int64_t>(nap.count(), 1000))};
-      ::syscall(SYS_futex, &segment_->changes, FUTEX_WAIT, seen, &wait, nullptr, 0);
+    if (over_) {
+      fail<TimeoutError>("bootstrap over shared memory: rank {} of {} failed or gave up waiting before; make a new one",
+                         rank_, size_);
     }
-  }
-
-  int broken_by() const { return static_cast<int>(segment_->broken.load(std::memory_order_acquire)) - 1; }
-
-  // Once a rank has given up, the ranks no longer agree on the round: everybody is told at once, the late rank too.
-  void require_intact(const std::vector<int>& missing = {}) const {
-    if (broken_by() < 0) return;
-    const std::string waits = missing.empty()
-                                  ? std::string()
-                                  : fmt::format(", which waits for {} to enter an all_gather", format_ranks(missing));
-    fail<TimeoutError>(
-        "bootstrap: rank {} gave up waiting for others; the group of {} ranks is over (seen by rank {}{})", broken_by(),
-        size_, rank_, waits);
-  }
-
-  [[noreturn]] void give_up(const std::vector<int>& missing) {
-    std::uint32_t nobody = 0;
-    segment_->broken.compare_exchange_strong(nobody, static_cast<std::uint32_t>(rank_) + 1, std::memory_order_acq_rel);
-    announce();
-    fail<TimeoutError>("bootstrap: rank {} waited {} s for {} to enter an all_gather", rank_, timeout_s_,
-                       format_ranks(missing));
+    seat(rank_).round.store(++round_, std::memory_order_release);
+    over_ = true;  // unless all come
+    std::vector<int> missing;
+    const Backoff wait;
+    for (const Deadline deadline(timeout_s_); !(missing = late()).empty(); std::this_thread::sleep_for(wait.nap())) {
+      WaitEnd::look_now();
+      if (!deadline.expired()) continue;
+      fail<TimeoutError>("bootstrap: rank {} waited {} s for {} to enter an all_gather", rank_, timeout_s_,
+                         format_ranks(missing));
+    }
+    over_ = false;
   }
 
   int rank_;
   int size_;
   double timeout_s_;
   std::uint64_t round_ = 0;
+  bool over_ = false;  ///< the ranks may no longer agree on the round
   Segment segment_;
 };
 

@@ -68,7 +68,7 @@ UniqueFd listen_at(const SocketAddress& address) {
 
 UniqueFd call_at(const SocketAddress& address) {
   UniqueFd socket = new_socket(address.at.ss_family);
-  if (::connect(socket.get(), address.get(), address.size) == 0 || errno == EINPROGRESS) return socket;
+  if (socket && (::connect(socket.get(), address.get(), address.size) == 0 || errno == EINPROGRESS)) return socket;
   const int error = errno;
   socket = {};
   errno = error;

@@ -77,7 +77,7 @@ void Runtime::make(const std::shared_ptr<Backend>& backend, const BufferOptions&
     plan_ = BufferPlan::make(agreed.options, nodes_);
     return layout().bytes();
   };
-  heap_ = executor_->create_heap(*bootstrap_, {.bytes_for = bytes_for, .timeout_s = timeout_s()});
+  heap_ = executor_->create_heap(*bootstrap_, {.bytes_for = bytes_for});
   if (uses_rdma()) {
     auto wire = rdma::AgreedWire::agree(*bootstrap_, *executor_, plan_.queue_pairs() != 0, processes_);
     plan_.choose_lanes(nodes_, wire);

@@ -30,10 +30,7 @@ DEEP_EP_KERNELS(DEEP_EP_CHOICE)
 #undef DEEP_EP_CHOICE
 }  // namespace choices
 
-/// Defined by the executors.
+/// Defined by the executor of the CPU.
 const KernelTable& host_kernels();
-const KernelTable& cuda_kernels();
-/// All of them, for the current device.
-void load_cuda_kernels();
 
 }  // namespace deep_ep

@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "csrc/memory/fd_exchange.hpp"
 #include "csrc/memory/process_identity.hpp"
 
 namespace deep_ep {
@@ -20,7 +21,6 @@ struct HeapOptions {
   /// Instead of `bytes`, where they depend on which ranks will share memory. `domains`: of each rank the lowest rank
   /// that it shares memory with. Asked before memory is made, and again where memory cannot be shared so widely.
   std::function<std::size_t(std::span<const int> domains)> bytes_for = {};
-  double timeout_s = 100;  ///< for exchanging the exports
 };
 
 /// A handle by which memory is shared over NVLink across hosts, as the driver exports it.
@@ -34,6 +34,7 @@ struct HeapCapabilities {
   bool fabric = false;    ///< it has fabric handles
   std::uint64_t granularity = 1;
   FabricHandle fabric_trial{};  ///< of a small piece of its memory, where `fabric`
+  FdOffer socket = {};          ///< made anew for each exchange
   std::uint64_t heap = 0;       ///< on the CPU: its number in the process, by which threads of the process find it
 };
 

@@ -10,19 +10,14 @@
 
 namespace deep_ep {
 int asked_for_ranks_per_node(int asked, int num_ranks) {
-  const auto from_environment = environment::unsigned_integer("DEEP_EP_RANKS_PER_NODE");
-  if (asked == 0 && from_environment == 0) return 0;
-  const bool by_program = asked != 0;
-  const std::int64_t wanted =
-      by_program
-          ? asked
-          : static_cast<std::int64_t>(std::min<std::uint64_t>(from_environment, static_cast<std::uint64_t>(1) << 30));
-  if (wanted < 1 || wanted > num_ranks || num_ranks % wanted != 0) {
+  const std::uint64_t from_environment = environment::unsigned_integer("DEEP_EP_RANKS_PER_NODE");
+  const int wanted = asked != 0 ? asked : static_cast<int>(std::min<std::uint64_t>(from_environment, 1 << 30));
+  if (wanted != 0 && (wanted < 1 || wanted > num_ranks || num_ranks % wanted != 0)) {
     fail<InvalidArgument>("{} is {}, allowed: 0 (by host), or a number that divides the {} ranks",
-                          by_program ? "ranks_per_node" : "environment variable DEEP_EP_RANKS_PER_NODE", wanted,
+                          asked != 0 ? "ranks_per_node" : "environment variable DEEP_EP_RANKS_PER_NODE", wanted,
                           num_ranks);
   }
-  return static_cast<int>(wanted);
+  return wanted;
 }
 
 NodeMembership NodeMembership::of_consecutive(int rank, int num_ranks, int ranks_per_node) {

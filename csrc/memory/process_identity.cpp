@@ -1,15 +1,14 @@
 #include "csrc/memory/process_identity.hpp"
 
+#include <pthread.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <fstream>
-#include <mutex>
-#include <optional>
 #include <string>
 
-#include "csrc/support/home_process.hpp"
 #include "csrc/support/token.hpp"
 
 namespace deep_ep {
@@ -20,17 +19,9 @@ std::uint64_t inode(const char* path) {
   return ::stat(path, &status) == 0 ? static_cast<std::uint64_t>(status.st_ino) : 0;
 }
 
-std::uint64_t process_token() {
-  static std::mutex mutex;
-  static std::optional<HomeProcess> drawn_in;
-  static std::uint64_t token = 0;
-  const std::lock_guard lock(mutex);
-  if (!drawn_in || drawn_in->left()) {  // a forked child is another process
-    drawn_in.emplace();
-    token = random_bits<std::uint64_t>();
-  }
-  return token;
-}
+/// 0: none is drawn yet. A forked child is another process.
+std::atomic<std::uint64_t> token = 0;
+[[maybe_unused]] const int registered = ::pthread_atfork(nullptr, nullptr, [] { token = 0; });
 
 }  // namespace
 
@@ -43,7 +34,9 @@ ProcessIdentity this_process() {
   if (boot_id.empty()) boot_id = identity.host.data();
   std::copy_n(boot_id.begin(), std::min(boot_id.size(), identity.boot_id.size() - 1), identity.boot_id.begin());
   identity.network_namespace = inode("/proc/self/ns/net");
-  identity.token = process_token();
+  std::uint64_t none = 0;
+  token.compare_exchange_strong(none, random_bits<std::uint64_t>());
+  identity.token = token;
   return identity;
 }
 

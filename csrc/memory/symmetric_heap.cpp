@@ -74,13 +74,12 @@ SymmetricHeap::SymmetricHeap(std::shared_ptr<Executor> executor, std::shared_ptr
     : executor_(std::move(executor)),
       memory_(std::move(memory)),
       rank_(static_cast<std::size_t>(bootstrap.rank())),
-      timeout_s_(options.timeout_s),
-      ranges_(static_cast<std::size_t>(bootstrap.size())),
-      peers_(ranges_.size()) {
-  HeapCapabilities mine;
+      ranks_(static_cast<std::size_t>(bootstrap.size())),
+      ranges_(ranks_.size()),
+      peers_(ranks_.size()) {
   PhysicalMemory trial;
-  agree(bootstrap, "asking the device how it can share memory", [&] { mine = memory_->capabilities(trial); });
-  ranks_ = all_gather_values(bootstrap, mine);
+  agree(bootstrap, "asking the device how it can share memory", [&] { ranks_[rank_] = memory_->capabilities(trial); });
+  ranks_ = meet(bootstrap);
   plan_ = plan_heap(ranks_, options);
   if (kind() == HeapKind::fabric) {
     try_pieces_of_peers(bootstrap);
@@ -127,6 +126,7 @@ void SymmetricHeap::release_memory() noexcept {
 
 void SymmetricHeap::resume(Bootstrap& bootstrap) {
   try {
+    ranks_ = meet(bootstrap);
     attach(bootstrap);
     agree(bootstrap, "filling the heap again", [&] { copy_now(*executor_, local(), kept_.get(), bytes()); });
     bootstrap.barrier();
@@ -139,7 +139,7 @@ void SymmetricHeap::resume(Bootstrap& bootstrap) {
 
 /// The same exchanges as of the constructor with descriptors.
 void SymmetricHeap::admit(Bootstrap& bootstrap, const std::vector<bool>& is_new) {
-  const std::vector<HeapCapabilities> next = all_gather_values(bootstrap, ranks_[rank_]);
+  const std::vector<HeapCapabilities> next = meet(bootstrap);
   agree(bootstrap, "offering the heap to new processes", [&] {
     const HeapPlan plan = plan_heap(next, {.bytes = bytes()});
     if (kind() != HeapKind::posix_fd || plan.kind != kind() || plan.bytes != bytes()) {
@@ -167,6 +167,12 @@ bool SymmetricHeap::shares_with(std::size_t peer) const {
 /// Does a peer's own range serve this rank, too?
 bool SymmetricHeap::has_addresses_of(std::size_t peer) const {
   return peer != rank_ && ranks_[peer].heap != 0 && ranks_[peer].process.same_process(ranks_[rank_].process);
+}
+
+/// Collective: what the ranks can do, and where they take descriptors next.
+std::vector<HeapCapabilities> SymmetricHeap::meet(Bootstrap& bootstrap) {
+  agree(bootstrap, "offering a socket for file descriptors", [&] { listener_ = listen_for_fds(ranks_[rank_].socket); });
+  return all_gather_values(bootstrap, ranks_[rank_]);
 }
 
 /// GPUs that have fabric handles need not be in one NVLink domain: each rank tries the others' small pieces, so that
@@ -203,6 +209,7 @@ void SymmetricHeap::attach(Bootstrap& bootstrap) {
 
 /// Collective: ranks with `is_new` give their memory to all others, and get theirs.
 void SymmetricHeap::share(Bootstrap& bootstrap, const std::vector<bool>& is_new) {
+  const UniqueFd listener = std::exchange(listener_, {});
   std::vector<bool> partners;
   for (std::size_t peer = 0; peer < num_ranks(); ++peer) {
     partners.push_back(peer != rank_ && (is_new[peer] || is_new[rank_]) && shares_with(peer) &&
@@ -215,7 +222,9 @@ void SymmetricHeap::share(Bootstrap& bootstrap, const std::vector<bool>& is_new)
   if (kind() == HeapKind::fabric) {
     handles = all_gather_values(bootstrap, mine.fabric);
   } else {
-    fds = exchange_fds(bootstrap, mine.fd->get(), partners, timeout_s_);
+    std::vector<FdOffer> offers;
+    for (const HeapCapabilities& rank : ranks_) offers.push_back(rank.socket);
+    fds = exchange_fds(bootstrap, mine.fd->get(), listener, offers, partners);
   }
   agree(bootstrap, "mapping the heaps of peers", [&] {
     std::vector<PhysicalMemory> imported(num_ranks());  // all before anything is unmapped

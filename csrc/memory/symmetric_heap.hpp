@@ -60,6 +60,7 @@ class SymmetricHeap {
   std::size_t num_ranks() const { return peers_.size(); }
   bool shares_with(std::size_t peer) const;
   bool has_addresses_of(std::size_t peer) const;
+  std::vector<HeapCapabilities> meet(Bootstrap& bootstrap);
   void try_pieces_of_peers(Bootstrap& bootstrap);
   void reserve();
   void attach(Bootstrap& bootstrap);
@@ -68,8 +69,8 @@ class SymmetricHeap {
   std::shared_ptr<Executor> executor_;
   std::shared_ptr<const HeapMemory> memory_;
   std::size_t rank_;
-  double timeout_s_;
   std::vector<HeapCapabilities> ranks_;
+  UniqueFd listener_;
   HeapPlan plan_;
   PhysicalMemory own_;
   std::vector<std::shared_ptr<AddressRange>> ranges_;  ///< of each rank; null where this one maps nothing

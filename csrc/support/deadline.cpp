@@ -1,5 +1,6 @@
 #include "csrc/support/deadline.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 #include "csrc/support/environment.hpp"

@@ -1,7 +1,6 @@
 // A moment after which waiting is given up. Zero seconds means never, as in DEEP_EP_TIMEOUT_S.
 #pragma once
 
-#include <algorithm>
 #include <chrono>
 #include <optional>
 
@@ -20,12 +19,6 @@ class Deadline {
 
   double seconds() const { return seconds_; }
   bool expired() const { return moment_ && Clock::now() >= *moment_; }
-
-  /// What is left, but at most `limit`; never negative.
-  Clock::duration remaining(Clock::duration limit) const {
-    if (!moment_) return limit;
-    return std::clamp(*moment_ - Clock::now(), Clock::duration::zero(), limit);
-  }
 
  private:
   double seconds_;

@@ -263,6 +263,14 @@ std::optional<std::uint64_t> parse_integer(std::string_view text) {
   return parse_number<std::uint64_t>(text.substr(hexadecimal ? 2 : 0), hexadecimal ? 16 : 10);
 }
 
+const Variable& row(std::string_view name) {
+  const auto* found = std::ranges::find(kVariables, name, &Variable::name);
+  if (found == kVariables.end()) {
+    throw std::logic_error(fmt::format("{} is not in the table of environment variables", name));
+  }
+  return *found;
+}
+
 /// The value itself. InvalidArgument says why it is none of the variable; a text always is one.
 Value checked(const Variable& variable, const Value& value) {
   switch (variable.type) {
@@ -298,20 +306,15 @@ std::optional<std::string> of_process(std::string_view name) {
   return value != nullptr && *value != '\0' ? std::optional<std::string>(value) : std::nullopt;
 }
 
-const Variable& Reader::row(std::string_view name) {
-  const auto* found = std::ranges::find(kVariables, name, &Variable::name);
-  if (found == kVariables.end()) {
-    throw std::logic_error(fmt::format("{} is not in the table of environment variables", name));
+std::vector<Value> Reader::values_of(std::string_view variable) const {
+  std::vector<Value> values;
+  const Variable& asked = row(variable);
+  for (const std::string_view name : asked.names) {
+    std::string text = name.empty() ? std::string() : source_(name).value_or("");
+    if (asked.translate != nullptr && !is_own(name) && !text.empty()) text = std::string(asked.translate(name, text));
+    if (!text.empty()) values.push_back({std::move(text), name});
   }
-  return *found;
-}
-
-std::optional<Value> Reader::set_to(const Variable& variable, std::string_view name) const {
-  const std::optional<std::string> set = name.empty() ? std::nullopt : source_(name);
-  if (!set) return std::nullopt;
-  if (is_own(name) || variable.translate == nullptr) return Value{*set, name};
-  const std::string_view translated = variable.translate(name, *set);
-  return translated.empty() ? std::nullopt : std::optional(Value{std::string(translated), name});
+  return values;
 }
 
 void Reader::refuse(const Value& value, std::string_view reason) {
@@ -319,16 +322,15 @@ void Reader::refuse(const Value& value, std::string_view reason) {
   ignored_.push_back(fmt::format("{}='{}' is ignored: {}", value.name, value.text, reason));
 }
 
-Value Reader::value_of(const Variable& variable) {
-  return first(variable, [&](const Value& value) { return checked(variable, value); })
+Value Reader::value(std::string_view name) {
+  const Variable& variable = row(name);
+  return read(name, [&](const Value& value) { return checked(variable, value); })
       .value_or(Value{std::string(variable.default_value), {}});
 }
 
-double Reader::number(std::string_view name) { return parse_positive(value_of(row(name)).text).value(); }
+double Reader::number(std::string_view name) { return parse_positive(value(name).text).value(); }
 
-std::uint64_t Reader::unsigned_integer(std::string_view name) {
-  return parse_integer(value_of(row(name)).text).value();
-}
+std::uint64_t Reader::unsigned_integer(std::string_view name) { return parse_integer(value(name).text).value(); }
 
 }  // namespace deep_ep::environment
 

@@ -65,14 +65,24 @@ class Reader {
   double number(std::string_view name);
   std::uint64_t unsigned_integer(std::string_view name);
   /// Of any type, and where it comes from. Of a text, only that it is set is looked at.
-  Value value(std::string_view name) { return value_of(row(name)); }
+  Value value(std::string_view name);
   /// Does a variable decide it, and not the default?
   bool is_set(std::string_view name) const { return !Reader(source_).value(name).name.empty(); }
 
-  /// A text, read by `parse(value)`, whose InvalidArgument says why a value is wrong. Nothing where nothing is set.
+  /// A text, read by `parse(value)`, whose InvalidArgument says why a value is wrong: of the first name that is set to
+  /// what it understands. Nothing where nothing is set.
   template <class Parse>
-  auto read(std::string_view name, Parse&& parse) {
-    return first(row(name), parse);
+  auto read(std::string_view name, Parse&& parse) -> std::optional<decltype(parse(Value{}))> {
+    for (const Value& set : values_of(name)) {
+      try {
+        auto result = parse(set);
+        if (!is_own(set.name)) taken_.push_back(std::string(set.name) + "=" + source_(set.name).value_or(""));
+        return result;
+      } catch (const InvalidArgument& error) {
+        refuse(set, error.what());
+      }
+    }
+    return std::nullopt;
   }
 
   /// "NCCL_IB_TC=52": variables of other libraries that are in effect.
@@ -81,27 +91,9 @@ class Reader {
   const std::vector<std::string>& ignored() const { return ignored_; }
 
  private:
-  static const Variable& row(std::string_view name);
-  /// The first of the names that is set to what `parse` understands.
-  template <class Parse>
-  auto first(const Variable& variable, Parse&& parse) -> std::optional<decltype(parse(Value{}))> {
-    for (const std::string_view name : variable.names) {
-      const std::optional<Value> set = set_to(variable, name);
-      if (!set) continue;
-      try {
-        auto result = parse(*set);
-        if (!is_own(name)) taken_.push_back(std::string(name) + "=" + source_(name).value_or(""));
-        return result;
-      } catch (const InvalidArgument& error) {
-        refuse(*set, error.what());
-      }
-    }
-    return std::nullopt;
-  }
-  /// Nothing where it decides nothing.
-  std::optional<Value> set_to(const Variable& variable, std::string_view name) const;
+  /// What the names are set to, if it decides something.
+  std::vector<Value> values_of(std::string_view name) const;
   void refuse(const Value& value, std::string_view reason);
-  Value value_of(const Variable& variable);
 
   Source source_;
   std::vector<std::string> taken_;

@@ -70,29 +70,15 @@ void write_line(int file, Level level, std::string_view line) {
 
 /// Of the file that lines go to; where there is none standard error, which is told why.
 int open_file() {
-  std::string complaint;
-  try {
-    const std::filesystem::path path = expand(environment::text("DEEP_EP_LOG_FILE"));
-    if (path.empty()) return STDERR_FILENO;
-    std::error_code unimportant;  // the file says it
-    std::filesystem::create_directories(path.parent_path(), unimportant);
-    const int file = ::open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
-    if (file >= 0) return file;
-    complaint = fmt::format("DEEP_EP_LOG_FILE: opening {}: {}", path.string(), errno_text(errno));
-  } catch (const std::exception& error) {
-    complaint = error.what();
-  }
+  const std::filesystem::path path = expand(environment::text("DEEP_EP_LOG_FILE"));
+  if (path.empty()) return STDERR_FILENO;
+  std::error_code unimportant;  // the file says it
+  std::filesystem::create_directories(path.parent_path(), unimportant);
+  const int file = ::open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
+  if (file >= 0) return file;
+  const std::string complaint = fmt::format("DEEP_EP_LOG_FILE: opening {}: {}", path.string(), errno_text(errno));
   if (the_log().least.load() <= static_cast<int>(Level::warn)) write_line(STDERR_FILENO, Level::warn, complaint);
   return STDERR_FILENO;
-}
-
-void write_somewhere(Level level, std::string_view line) {
-  std::unique_lock lock(the_log().mutex);
-  const std::shared_ptr<const LogSink> sink = the_log().sink;
-  lock.unlock();
-  if (sink) return (*sink)(level, line);
-  static const int file = open_file();
-  write_line(file, level, line);
 }
 
 int least_level() {
@@ -109,23 +95,22 @@ int least_level() {
   }
   // A wrong setting of the log is no reason to stop the program; it is reported where the log goes, by one thread.
   if (!least.compare_exchange_strong(known, read, std::memory_order_relaxed)) return known;
-  if (!complaint.empty()) write_somewhere(Level::warn, complaint);
+  if (!complaint.empty()) write(Level::warn, complaint);
   return read;
 }
 
 }  // namespace
 
-bool enabled(Level level) noexcept {
-  try {
-    return static_cast<int>(level) >= least_level();
-  } catch (...) {
-    return false;
-  }
-}
+bool enabled(Level level) noexcept { return static_cast<int>(level) >= least_level(); }
 
 void write(Level level, std::string_view line) noexcept {
   try {
-    write_somewhere(level, line);
+    std::unique_lock lock(the_log().mutex);
+    const std::shared_ptr<const LogSink> sink = the_log().sink;
+    lock.unlock();
+    if (sink) return (*sink)(level, line);
+    static const int file = open_file();
+    write_line(file, level, line);
   } catch (...) {
     std::fprintf(stderr, "deep_ep: a log line was lost\n");
   }

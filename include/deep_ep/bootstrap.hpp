@@ -33,6 +33,10 @@ class Bootstrap {
 
   /// Returns after every rank has entered it. Throws as all_gather does.
   virtual void barrier();
+
+ private:
+  friend class BufferExchanges;
+  std::shared_ptr<class BuffersOfGroup> buffers_;  // that were made over it
 };
 
 // `timeout_s` is the number of seconds that a rank waits for the others, in each call and while the group is made. 0:

@@ -44,9 +44,8 @@ const NicTestResult* Run::wrong() const {
 
 Bench::Bench(Bootstrap& bootstrap, const std::shared_ptr<Executor>& executor)
     : bootstrap_(bootstrap), executor_(backend_of(executor)), stream_(*executor_) {
-  constexpr double kSlowStart = 60;  // seconds, of processes that share a GPU, say
   executor_->make_current();
-  heap_ = executor_->create_heap(bootstrap, {.bytes = kMostPairs * layout::kPairBytes, .timeout_s = kSlowStart});
+  heap_ = executor_->create_heap(bootstrap, {.bytes = kMostPairs * layout::kPairBytes});
   agree(bootstrap, "preparing the NIC test", [&] {
     results_ = pinned_memory<NicTestResult>(executor_, kWarps * sizeof(NicTestResult));
     faults_ = pinned_memory<FaultRecord>(executor_, 2 * sizeof(FaultRecord));

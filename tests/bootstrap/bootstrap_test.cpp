@@ -1,7 +1,6 @@
 #include "deep_ep/bootstrap.hpp"
 
 #include <gtest/gtest.h>
-#include <poll.h>
 
 #include <algorithm>
 #include <chrono>
@@ -94,9 +93,10 @@ TEST(ThreadBootstrap, DeadlineNamesWhoIsMissingAndEndsTheGroup) {
     EXPECT_NE(errors[rank].find("for ranks 1 and 3"), std::string::npos) << errors[rank];
   }
   EXPECT_GE(seconds_since(begin), 0.95 * deadline);
-  const auto late = steady_clock::now();
-  EXPECT_THROW(bootstraps[1]->barrier(), TimeoutError);
-  EXPECT_LT(seconds_since(late), 0.5 * deadline) << "a late rank is told at once";
+  const auto later = run_threads(4, [&](int rank) { bootstraps[static_cast<std::size_t>(rank)]->barrier(); });
+  for (const std::size_t rank : {0u, 2u}) {
+    EXPECT_NE(later[rank].find("gave up waiting before"), std::string::npos) << later[rank];
+  }
 }
 
 TEST(ThreadBootstrap, WaitsAsLongAsTheEnvironmentSays) {
@@ -130,39 +130,6 @@ TEST(ProcessBootstrap, ProcessesThatShareAFileGather) {
     require(bootstrap->rank() == rank && bootstrap->size() == 3, "wrong rank or size");
     exercise(*bootstrap);
   }));
-}
-
-TEST(ProcessBootstrap, DeadlineInAllGatherIsToldToLateRanksAtOnce) {
-  const double deadline = scaled(1);
-  int gave_up[2];  // a byte from each rank that has
-  ASSERT_EQ(::pipe(gave_up), 0);
-  const auto errors = run_rank_processes(
-      3,
-      [&](const auto& bootstrap) {
-        const int rank = bootstrap->rank();
-        bootstrap->barrier();
-        for (int others = 2; rank == 1 && others > 0; --others) {
-          pollfd ready{.fd = gave_up[0], .events = POLLIN, .revents = 0};
-          char byte = 0;
-          require(::poll(&ready, 1, static_cast<int>(patience() * 1000)) == 1 && ::read(gave_up[0], &byte, 1) == 1,
-                  "the others did not give up");
-        }
-        const auto begin = steady_clock::now();
-        try {
-          bootstrap->barrier();
-        } catch (const TimeoutError& error) {
-          require(rank != 1 || seconds_since(begin) < 0.5 * deadline, "the late rank waited");
-          require(rank == 1 || ::write(gave_up[1], "", 1) == 1, "nothing could be written to the pipe");
-          throw;
-        }
-      },
-      deadline);
-  ::close(gave_up[0]);
-  ::close(gave_up[1]);
-  const bool named = errors[0].find("for rank 1 to enter") != std::string::npos ||
-                     errors[2].find("for rank 1 to enter") != std::string::npos;
-  EXPECT_TRUE(named) << errors[0] << "\n" << errors[2];
-  EXPECT_NE(errors[1].find("gave up waiting"), std::string::npos) << errors[1];
 }
 
 TEST(ProcessBootstrap, UnequalSizesAreToldToEveryRank) {
@@ -227,8 +194,7 @@ struct FakeTransport {
   ~FakeTransport() { --alive; }
   FakeTransport(const FakeTransport&) = delete;
   FakeTransport& operator=(const FakeTransport&) = delete;
-  static int rank() { return 0; }
-  static int size() { return 1; }
+  static constexpr int rank = 0, size = 1;
   void start(std::span<const std::byte> given, std::size_t bytes) {
     require(bytes == given.size(), "another number of bytes");
     mine.assign(given.begin(), given.end());

@@ -61,8 +61,7 @@ TEST(Judge, AnythingElseIsAMistakeOnAllRanks) {
       {of_rank(Purpose::destroying, 1), of_rank(Purpose::resuming, 1)},
       {of_rank(Purpose::destroying, 1), of_rank(Purpose::destroying, 2)},
       {of_rank(Purpose::making, 1, 2), of_rank(Purpose::making, 1, 3)},
-      {of_rank(Purpose::making, 2), of_rank(Purpose::destroying, 1)},
-      {of_rank(Purpose::agreeing, 0), of_rank(Purpose::destroying, 1)}};
+      {of_rank(Purpose::making, 2), of_rank(Purpose::destroying, 1)}};
   for (const auto& ranks : mistakes) EXPECT_EQ(fates(ranks), (std::vector{2, Fate::mismatch}));
 }
 
@@ -208,21 +207,6 @@ TEST_P(BufferExchangesTest, WhatTheProgramExchangesItselfIsNotTakenForAnExchange
     }
     const std::string text = thrown<RankMismatch>([&] { meet_others(buffer); });
     must(text.find("rank 1 got from rank 0 what is no exchange of a buffer") != std::string::npos, text);
-  });
-}
-
-TEST_P(BufferExchangesTest, WhatConcernsNoBufferMeetsNoneEither) {
-  on_ranks(2, [](const std::shared_ptr<Bootstrap>& group) {
-    BufferExchanges buffer(group);
-    meet_others(buffer);
-    BufferExchanges others(*group, Purpose::agreeing);
-    meet_others(others);
-    if (group->rank() == 0) buffer.leave();
-    if (group->rank() == 1) {
-      buffer.begin(Purpose::destroying);
-      thrown<PeerLeft>([&] { meet_others(buffer); });
-    }
-    meet_others(others);
   });
 }
 

@@ -2,9 +2,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <gtest/gtest.h>
-#include <poll.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -17,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <span>
 #include <stdexcept>
@@ -26,6 +25,7 @@
 #include <vector>
 
 #include "csrc/bootstrap/agreement.hpp"
+#include "csrc/bootstrap/sockets.hpp"
 #include "deep_ep/error.hpp"
 #include "deep_ep/exchanges.hpp"
 #include "tests/cluster/processes.hpp"
@@ -54,15 +54,23 @@ int open_descriptors() {
   return count;
 }
 
+std::vector<UniqueFd> exchange(Bootstrap& bootstrap, int fd, const std::vector<bool>& partners) {
+  FdOffer mine;
+  const UniqueFd listener = listen_for_fds(mine);
+  return exchange_fds(bootstrap, fd, listener, all_gather_values(bootstrap, mine), partners);
+}
+
 // Every rank gets everybody else's file, as a descriptor of its own.
 void exchange_and_check(Bootstrap& bootstrap, int ranks_per_host = 100) {
   const auto host = [&](int rank) { return rank / ranks_per_host; };
   std::vector<bool> partners;
-  for (int rank = 0; rank < bootstrap.size(); ++rank) partners.push_back(host(rank) == host(bootstrap.rank()));
+  for (int rank = 0; rank < bootstrap.size(); ++rank) {
+    partners.push_back(rank != bootstrap.rank() && host(rank) == host(bootstrap.rank()));
+  }
   std::vector<UniqueFd> received;
   {
     const UniqueFd mine = file_that_says(1000 + bootstrap.rank());
-    received = exchange_fds(bootstrap, mine.get(), partners, test::long_patience());
+    received = exchange(bootstrap, mine.get(), partners);
   }
   for (int peer = 0; peer < bootstrap.size(); ++peer) {
     const UniqueFd& fd = received[static_cast<std::size_t>(peer)];
@@ -103,111 +111,122 @@ TEST(FdExchange, AThreadThatIsLateStillGetsTheFile) {
   });
 }
 
-/// Connects to the socket of that name. 0: whoever listens there hung up.
-int connect_and_say(const std::array<std::uint64_t, 2>& name, std::span<const std::byte> says) {
-  const std::string text = fmt::format("deep_ep-{:016x}{:016x}", name[0], name[1]);
+/// Sends rank 0 a file, as rank 1 does. 0: it is on its way.
+int send_as_rank_1(const FdOffer& to) {
+  const std::string text = "deep_ep-" + to_string(to.name);
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   std::copy(text.begin(), text.end(), address.sun_path + 1);
   const auto bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + text.size());
   const UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), bytes) != 0) return 2;
-  if (!says.empty() && ::send(socket.get(), says.data(), says.size(), MSG_NOSIGNAL) < 0) return 4;
-  pollfd end{.fd = socket.get(), .events = POLLIN, .revents = 0};
-  char byte = 0;
-  return ::poll(&end, 1, 5000) == 1 && ::recv(socket.get(), &byte, 1, 0) == 0 ? 0 : 3;
-}
-
-int another_user(const std::array<std::uint64_t, 2>& name) {
-  return ::setresuid(65534, 65534, 65534) != 0 ? 1 : connect_and_say(name, {});
-}
-
-/// Says that it is rank 1, but does not know the secret.
-int an_impostor(const std::array<std::uint64_t, 2>& name) {
-  const struct {
-    std::array<std::uint64_t, 2> secret{};
+  struct {
+    Token secret;
     std::int32_t rank = 1, padding = 0;
-  } request;
-  return connect_and_say(name, std::as_bytes(std::span(&request, 1)));
+  } says{to.secret};
+  iovec data{.iov_base = &says, .iov_len = sizeof says};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  cmsghdr* header = CMSG_FIRSTHDR(&message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(sizeof(int));
+  const UniqueFd file = file_that_says(-1);
+  const int fd = file.get();
+  std::memcpy(CMSG_DATA(header), &fd, sizeof fd);
+  return ::sendmsg(socket.get(), &message, MSG_NOSIGNAL) == sizeof says ? 0 : 3;
 }
 
-/// A rank that, between offering its descriptor and asking for those of others, lets a stranger have a go at rank 0.
-class WithAStranger final : public Bootstrap {
+int another_user(const FdOffer& to) { return ::setresuid(65534, 65534, 65534) != 0 ? 1 : send_as_rank_1(to); }
+
+int an_impostor(const FdOffer& to) { return send_as_rank_1({to.name, {}}); }
+
+int one_that_says_nothing(const FdOffer& to) {
+  const std::string text = "deep_ep-" + to_string(to.name);
+  return call_at(unix_address(text)) ? 0 : 2;
+}
+
+/// Does something behind the exchanges.
+class Watched final : public Bootstrap {
  public:
-  using Stranger = int(const std::array<std::uint64_t, 2>& name);
-  WithAStranger(std::shared_ptr<Bootstrap> bootstrap, Stranger* stranger)
-      : bootstrap_(std::move(bootstrap)), stranger_(stranger) {}
+  using After = std::function<void(int calls, std::span<const std::byte> all)>;
+  Watched(std::shared_ptr<Bootstrap> bootstrap, After after)
+      : bootstrap_(std::move(bootstrap)), after_(std::move(after)) {}
   int rank() const override { return bootstrap_->rank(); }
   int size() const override { return bootstrap_->size(); }
   std::vector<std::byte> all_gather(std::span<const std::byte> mine) override {
     std::vector<std::byte> all = bootstrap_->all_gather(mine);
-    if (++calls_ == 2) {  // that of the offers, which begin with the name of the socket
-      std::array<std::uint64_t, 2> name{};
-      std::memcpy(name.data(), all.data(), sizeof(name));
-      const pid_t child = test::fork_child();
-      if (child == 0) ::_exit(stranger_(name));
-      ::waitpid(child, &status_, 0);
-    }
+    after_(++calls_, all);
     return all;
   }
-  int status() const { return WIFEXITED(status_) ? WEXITSTATUS(status_) : -1; }
 
  private:
   std::shared_ptr<Bootstrap> bootstrap_;
-  Stranger* stranger_;
+  After after_;
   int calls_ = 0;
-  int status_ = -1;
 };
+constexpr int kOffers = 1, kSent = 3;  // calls: an agreement ends with one
 
-void expect_hung_up_on(WithAStranger::Stranger* stranger) {
+/// Before rank 1 sends its descriptor a stranger has a go at rank 0.
+void expect_no_notice_of(int (*stranger)(const FdOffer&)) {
   const auto errors = run_rank_processes(2, [&](const auto& bootstrap) {
-    const int rank = bootstrap->rank();
-    const std::vector<bool> all(2, true);
-    const UniqueFd mine = file_that_says(rank);
-    if (rank == 0) {
-      exchange_fds(*bootstrap, mine.get(), all, test::long_patience());
-    } else {
-      WithAStranger with_a_stranger(bootstrap, stranger);
-      exchange_fds(with_a_stranger, mine.get(), all, test::long_patience());
-      const int status = with_a_stranger.status();
+    Watched watched(bootstrap, [&](int calls, std::span<const std::byte> all) {
+      if (calls != kOffers || bootstrap->rank() == 0) return;
+      FdOffer of_rank_0;
+      std::memcpy(&of_rank_0, all.data(), sizeof of_rank_0);
+      const pid_t child = test::fork_child();
+      if (child == 0) ::_exit(stranger(of_rank_0));
+      int status = -1;
+      ::waitpid(child, &status, 0);
       if (status != 0) throw std::runtime_error("the stranger ended with " + std::to_string(status));
-    }
+    });
+    exchange_and_check(watched);
   });
   for (const std::string& error : errors) EXPECT_EQ(error, "");
 }
 
-TEST(FdExchange, OtherUsersAreHungUpOn) {
+TEST(FdExchange, FilesOfOtherUsersAreNotTaken) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can become another user";
-  expect_hung_up_on(another_user);
+  expect_no_notice_of(another_user);
 }
 
-TEST(FdExchange, WhoDoesNotKnowTheSecretIsHungUpOn) { expect_hung_up_on(an_impostor); }
+TEST(FdExchange, FilesOfStrangersAreNotTaken) { expect_no_notice_of(an_impostor); }
 
-/// A process with as many open files as it may have: it says so, instead of asking the system again until the deadline.
-TEST(FdExchange, ARankThatMayNotTakeACallSaysSo) {
-  const auto errors = run_rank_processes(2, [](const auto& bootstrap) {
-    const int rank = bootstrap->rank();
-    const UniqueFd mine = file_that_says(rank);
-    if (rank == 0) {
-      const int next = UniqueFd(::dup(mine.get())).get();
-      const rlimit scarce{static_cast<rlim_t>(next) + 2, static_cast<rlim_t>(next) + 2};  // to listen, and to call
-      if (::setrlimit(RLIMIT_NOFILE, &scarce) != 0) throw std::runtime_error("setrlimit");
-    }
-    exchange_fds(*bootstrap, mine.get(), {true, true}, test::long_patience());
-  });
-  EXPECT_NE(errors[0].find("taking a rank's call for a file descriptor: Too many open files"), std::string::npos)
-      << errors[0];
-  EXPECT_NE(errors[1], "");
+TEST(FdExchange, AStrangerThatSaysNothingIsNotWaitedFor) { expect_no_notice_of(one_that_says_nothing); }
+
+/// A process with as many open files as it may have says so.
+TEST(FdExchange, ARankThatMayNotOpenMoreSaysSo) {
+  const std::pair<int, const char*> texts[] = {
+      {0, "taking a rank's call for a file descriptor: Too many open files"},
+      {1, "no file descriptor of rank 1 has come (in this process too many may be open)"}};
+  for (const auto& [more, text] : texts) {
+    const auto errors = run_rank_processes(2, [more = more](const auto& bootstrap) {
+      const UniqueFd mine = file_that_says(bootstrap->rank());
+      Watched watched(bootstrap, [&](int calls, auto) {
+        if (calls != kSent || bootstrap->rank() != 0) return;
+        const auto most = static_cast<rlim_t>(UniqueFd(::dup(mine.get())).get() + more);
+        const rlimit scarce{most, most};
+        if (::setrlimit(RLIMIT_NOFILE, &scarce) != 0) throw std::runtime_error("setrlimit");
+      });
+      exchange(watched, mine.get(), {bootstrap->rank() != 0, bootstrap->rank() != 1});
+    });
+    EXPECT_NE(errors[0].find(text), std::string::npos) << errors[0];
+    EXPECT_NE(errors[1], "");
+  }
 }
 
-TEST(FdExchange, ARankThatCannotOfferFailsEverybody) {
+TEST(FdExchange, ARankThatCannotSendFailsEverybody) {
   const auto errors = run_rank_processes(3, [](const auto& bootstrap) {
     const int rank = bootstrap->rank();
     const UniqueFd mine = file_that_says(rank);
-    exchange_fds(*bootstrap, rank == 1 ? 9999 : mine.get(), {true, true, true}, 1);
+    exchange(*bootstrap, rank == 1 ? 9999 : mine.get(), {rank != 0, rank != 1, rank != 2});
   });
   for (const std::string& error : errors) EXPECT_NE(error, "");
-  EXPECT_NE(errors[1].find("sending a file descriptor"), std::string::npos) << errors[1];
+  EXPECT_NE(errors[1].find("sending a file descriptor to rank 0: Bad file descriptor"), std::string::npos) << errors[1];
 }
 
 }  // namespace

@@ -271,10 +271,17 @@ class CudaExecutor final : public Backend, public std::enable_shared_from_this<C
     check(cudaSetDevice(device_), device_, "cudaSetDevice");
   }
 
-  const KernelTable& kernels() const override { return cuda_kernels(); }
+  const KernelTable& kernels() const override {
+#define DEEP_EP_LAUNCHER(name, Params, max_threads) .name = launch_##name,
+    static const KernelTable table{DEEP_EP_KERNELS(DEEP_EP_LAUNCHER)};
+#undef DEEP_EP_LAUNCHER
+    return table;
+  }
   void load_kernels() const override {
     const CurrentContext current(*context_);
-    load_cuda_kernels();
+#define DEEP_EP_LOAD(name, Params, max_threads) load_##name();
+    DEEP_EP_KERNELS(DEEP_EP_LOAD)
+#undef DEEP_EP_LOAD
   }
 
   std::unique_ptr<SymmetricHeap> create_heap(Bootstrap& bootstrap, const HeapOptions& options) override {
@@ -348,19 +355,6 @@ std::string cuda_device_pci_address(int device) {
   std::string address = text.data();
   for (char& letter : address) letter = static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
   return address;
-}
-
-const KernelTable& cuda_kernels() {
-#define DEEP_EP_LAUNCHER(name, Params, max_threads) .name = cuda::launch_##name,
-  static const KernelTable table{DEEP_EP_KERNELS(DEEP_EP_LAUNCHER)};
-#undef DEEP_EP_LAUNCHER
-  return table;
-}
-
-void load_cuda_kernels() {
-#define DEEP_EP_LOAD(name, Params, max_threads) cuda::load_##name();
-  DEEP_EP_KERNELS(DEEP_EP_LOAD)
-#undef DEEP_EP_LOAD
 }
 
 }  // namespace deep_ep

@@ -1,4 +1,5 @@
-// The public class: refuses use after destroy and in forked children. Calls of normal mode are in normal_mode.cpp.
+// The public class: refuses use after destroy and in forked children. Calls of the modes are beside their plans:
+// normal_mode.cpp, elastic/, load_balance/, low_latency/.
 #include "deep_ep/buffer.hpp"
 
 #include <set>
@@ -11,31 +12,30 @@
 #include "csrc/support/format.hpp"
 
 namespace deep_ep {
-namespace {
-
-/// A forked child has none of the threads that the end of a buffer waits for, and the memory is its parent's.
-void leave_to_the_parent(std::unique_ptr<Runtime>& buffer) {
-  if (buffer && buffer->home.left()) static_cast<void>(buffer.release());
-}
-
-}  // namespace
 
 LowLatency& BufferCall::low_latency() const {
   if (runtime_.low_latency) return *runtime_.low_latency;
   fail<InvalidArgument>(
       "{} needs low-latency memory, but the buffer's low_latency.bytes is 0: see Buffer::low_latency_bytes_hint",
-      call_);
+      name_);
 }
 
-LowLatency& BufferCall::masking() const { return low_latency().masking(call_); }
+LowLatency& BufferCall::masking() const {
+  LowLatency& mode = low_latency();
+  if (runtime_.options().low_latency.masking) return mode;
+  fail<InvalidArgument>("{}: the buffer was made without low_latency.masking", name_);
+}
 
 Buffer::Buffer(std::shared_ptr<Bootstrap> bootstrap, std::shared_ptr<Executor> executor, const BufferOptions& options)
     : runtime_(std::make_unique<Runtime>(bootstrap, std::move(executor), options)) {}
-Buffer::~Buffer() { leave_to_the_parent(runtime_); }
+Buffer::~Buffer() {
+  // A forked child has none of the threads that the end of a buffer waits for, and the memory is its parent's.
+  if (runtime_ && runtime_->home.left()) static_cast<void>(runtime_.release());
+}
 Buffer::Buffer(Buffer&&) noexcept = default;
 Buffer& Buffer::operator=(Buffer&& other) noexcept {
-  leave_to_the_parent(runtime_);
-  runtime_ = std::move(other.runtime_);
+  Buffer previous(std::move(other));
+  runtime_.swap(previous.runtime_);
   return *this;
 }
 
@@ -56,58 +56,11 @@ std::vector<int> Buffer::lost_ranks() const {
   return {lost.begin(), lost.end()};
 }
 
-ElasticDispatchResult Buffer::dispatch_elastic(const ElasticDispatchArguments& arguments, const CallOptions& call) {
-  return BufferCall(runtime_, "dispatch_elastic").normal().dispatch_elastic(arguments, call);
-}
-CombineResult Buffer::combine_elastic(const ElasticCombineArguments& arguments, const CallOptions& call) {
-  return BufferCall(runtime_, "combine_elastic").normal().combine_elastic(arguments, call);
-}
-ElasticReturn Buffer::begin_combine_elastic(const ElasticCombineArguments& arguments, const CallOptions& call) {
-  return BufferCall(runtime_, "begin_combine_elastic").normal().begin_combine_elastic(arguments, call);
-}
-CombineResult Buffer::end_combine_elastic(const ElasticReturn& back, const CallOptions& call) {
-  return BufferCall(runtime_, "end_combine_elastic").normal().end_combine_elastic(back, call);
-}
-EventHandle Buffer::prefetch_weights(const WeightPrefetch& weights, const CallOptions& call) {
-  return BufferCall(runtime_, "prefetch_weights").normal().prefetch_weights(weights, call);
-}
-EventHandle Buffer::reduce_grads(const GradReduction& grads, const CallOptions& call) {
-  return BufferCall(runtime_, "reduce_grads").normal().reduce_grads(grads, call);
-}
-
-LowLatencyDispatchResult Buffer::low_latency_dispatch(const LowLatencyDispatchArguments& arguments,
-                                                      const CallOptions& call) {
-  return BufferCall(runtime_, "low_latency_dispatch").low_latency().dispatch(arguments, call);
-}
-LowLatencyCombineResult Buffer::low_latency_combine(const LowLatencyCombineArguments& arguments,
-                                                    const CallOptions& call) {
-  return BufferCall(runtime_, "low_latency_combine").low_latency().combine(arguments, call);
-}
-TensorView Buffer::low_latency_combine_buffer(const LowLatencyHandle& handle) {
-  return BufferCall(runtime_, "low_latency_combine_buffer").low_latency().combine_buffer(handle);
-}
-void Buffer::low_latency_clean(StreamHandle stream) {
-  BufferCall(runtime_, "low_latency_clean").low_latency().clean(stream);
-}
-void Buffer::low_latency_update_mask(int rank, bool masked, StreamHandle stream) {
-  BufferCall(runtime_, "low_latency_update_mask").masking().update_mask(rank, masked, stream);
-}
-void Buffer::low_latency_query_mask(const TensorView& status, StreamHandle stream) {
-  BufferCall(runtime_, "low_latency_query_mask").masking().query_mask(status, stream);
-}
-void Buffer::low_latency_clear_mask(StreamHandle stream) {
-  BufferCall(runtime_, "low_latency_clear_mask").masking().clear_mask(stream);
-}
-void Buffer::low_latency_resume() { BufferCall(runtime_, "low_latency_resume").low_latency().resume(); }
 void Buffer::replace_ranks(const std::shared_ptr<Bootstrap>& group, std::span<const int> ranks) {
   const BufferCall call(runtime_, "replace_ranks");
   static_cast<void>(call.masking());
   call->replace_ranks(group, ranks);
 }
-TensorView Buffer::low_latency_memory() const {
-  return BufferCall(runtime_, "low_latency_memory").low_latency().memory();
-}
-
 Tensor Buffer::allocate_tensor(DType dtype, std::initializer_list<std::int64_t> shape, StreamHandle stream) {
   const BufferCall in(runtime_, "allocate_tensor");
   Runtime& runtime = in.runtime();
@@ -118,14 +71,14 @@ Tensor Buffer::allocate_tensor(DType dtype, std::initializer_list<std::int64_t> 
     throw InvalidArgument(
         "allocate_tensor: the stream is being recorded into a CUDA graph, allowed: before that begins");
   }
-  const auto made = scope.try_heap_tensors({&wanted, 1});
-  if (!made) {
+  const std::vector<Tensor> made = scope.heap_tensors({&wanted, 1});
+  if (made.empty()) {
     fail<OutOfMemory>("{} does not fit the heap of {}: raise heap_bytes or drop received tensors earlier",
                       wanted.describe(), format_bytes(runtime.options().heap_bytes));
   }
-  scope.hand_out(made->front());
+  scope.hand_out(made.front());
   scope.finish();
-  return made->front();
+  return made.front();
 }
 bool Buffer::in_heap(const ConstTensorView& tensor) const { return alive(runtime_, "in_heap").in_heap(tensor); }
 TensorView Buffer::local_memory() const {

@@ -33,8 +33,8 @@ const char* why_no_rails(const BufferOptions& options, const NodeMembership& nod
 
 }  // namespace
 
-std::size_t HeapLayout::most_signal_bytes(int num_ranks, int max_local_experts) {
-  return ControlWindow(num_ranks, num_ranks, max_local_experts, kMostWindowTokens).bytes();
+std::size_t HeapLayout::most_signal_bytes(int num_ranks) {
+  return ControlWindow(num_ranks, num_ranks, BufferOptions{}.max_local_experts, kMostWindowTokens).bytes();
 }
 
 HeapLayout HeapLayout::make(const BufferOptions& options, int num_ranks, int width) {

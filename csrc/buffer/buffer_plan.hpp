@@ -31,8 +31,8 @@ struct HeapLayout {
   /// For nodes of `width` ranks, without staging. OutOfMemory and InvalidArgument where the options leave too little
   /// room.
   static HeapLayout make(const BufferOptions& options, int num_ranks, int width);
-  /// The most that signals of normal mode take, whatever the size of the window.
-  static std::size_t most_signal_bytes(int num_ranks, int max_local_experts);
+  /// The most that signals of normal mode take, whatever the size of the window, with other options at default.
+  static std::size_t most_signal_bytes(int num_ranks);
 
   std::size_t staging_at() const { return control.bytes() + low_latency.bytes; }
   std::size_t internode_at() const { return staging_at() + staging.bytes; }

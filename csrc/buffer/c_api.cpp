@@ -1,7 +1,6 @@
 // deep_ep.h over buffer.hpp.
 // SPDX-License-Identifier: MIT
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstring>
 #include <exception>
@@ -10,7 +9,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "deep_ep/buffer.hpp"
 #include "deep_ep/deep_ep.h"
@@ -20,11 +18,11 @@ struct deep_ep_buffer {
   deep_ep::Buffer buffer;
 };
 
+/// Of one of the three calls; the others are empty.
 struct deep_ep_result {
-  std::array<deep_ep::Tensor, 7> outputs = {};  // by deep_ep_output
-  std::vector<int> rows_per_expert = {};
-  std::optional<deep_ep::DispatchHandle> handle = {};
-  std::optional<deep_ep::LowLatencyHandle> low_latency = {};
+  deep_ep::DispatchResult dispatched = {};
+  deep_ep::CombineResult combined = {};
+  deep_ep::LowLatencyDispatchResult low_latency = {};
 };
 
 namespace {
@@ -85,7 +83,8 @@ Struct known(const Struct* theirs, const char* name) {
 }
 
 /// The library refuses shapes that cannot be.
-deep_ep::TensorView view_of(const deep_ep_tensor& tensor, const char* name, const deep_ep::Buffer& buffer) {
+deep_ep::TensorView view_of(const deep_ep_tensor* theirs, const char* name, const deep_ep::Buffer& buffer) {
+  const deep_ep_tensor& tensor = given(theirs, name);
   if (tensor.dtype < DEEP_EP_BOOLEAN || tensor.dtype > DEEP_EP_FLOAT8_E5M2) {
     throw InvalidArgument(std::string(name) + ".dtype is " + std::to_string(tensor.dtype) + ", allowed: 0 to 8");
   }
@@ -102,24 +101,17 @@ deep_ep::TensorView view_of(const deep_ep_tensor& tensor, const char* name, cons
   }
   return view;
 }
-deep_ep::TensorView view_of(const deep_ep_tensor* tensor, const char* name, const deep_ep::Buffer& buffer) {
-  return view_of(given(tensor, name), name, buffer);
-}
 
 std::optional<deep_ep::ConstTensorView> optional_view(const deep_ep_tensor* tensor, const char* name,
                                                       const deep_ep::Buffer& buffer) {
   if (tensor == nullptr || (tensor->data == nullptr && tensor->dims == 0)) return {};
-  return view_of(*tensor, name, buffer);
-}
-
-void keep(deep_ep_result& result, deep_ep_output output, const std::optional<deep_ep::Tensor>& tensor) {
-  if (tensor) result.outputs[static_cast<std::size_t>(output)] = *tensor;
+  return view_of(tensor, name, buffer);
 }
 
 const deep_ep::DispatchHandle& handle_of(const deep_ep_result* dispatched) {
-  const auto& handle = given(dispatched, "dispatched").handle;
-  if (!handle) throw InvalidArgument("dispatched is no result of deep_ep_dispatch");
-  return *handle;
+  const deep_ep::DispatchHandle& handle = given(dispatched, "dispatched").dispatched.handle;
+  if (!handle.destination_row.defined()) throw InvalidArgument("dispatched is no result of deep_ep_dispatch");
+  return handle;
 }
 
 std::shared_ptr<deep_ep::Bootstrap> bootstrap_of(const deep_ep_options& options) {
@@ -192,20 +184,14 @@ deep_ep_status deep_ep_dispatch(deep_ep_buffer* buffer, const deep_ep_dispatch_a
     const auto theirs = known(arguments, "arguments");
     const deep_ep::CallOptions call{.stream = stream};
     deep_ep::DispatchArguments mine;
-    mine.x = view_of(theirs.x, "x", of);
+    mine.x = view_of(&theirs.x, "x", of);
     mine.x_scales = optional_view(&theirs.x_scales, "x_scales", of);
-    mine.topk_idx = view_of(theirs.topk_idx, "topk_idx", of);
+    mine.topk_idx = view_of(&theirs.topk_idx, "topk_idx", of);
     mine.topk_weights = optional_view(&theirs.topk_weights, "topk_weights", of);
     mine.num_worst_tokens = theirs.num_worst_tokens;
     const auto layout = of.get_dispatch_layout(*mine.topk_idx, theirs.num_experts, call);
     mine.use(layout);
-    auto got = of.dispatch(mine, call);
-    keep(made, DEEP_EP_RECV_X, got.recv_x);
-    keep(made, DEEP_EP_RECV_X_SCALES, got.recv_x_scales);
-    keep(made, DEEP_EP_RECV_TOPK_IDX, got.recv_topk_idx);
-    keep(made, DEEP_EP_RECV_TOPK_WEIGHTS, got.recv_topk_weights);
-    made.rows_per_expert = std::move(got.num_recv_tokens_per_expert);
-    made.handle = std::move(got.handle);
+    made.dispatched = of.dispatch(mine, call);
   });
 }
 
@@ -215,7 +201,7 @@ deep_ep_status deep_ep_cached_dispatch(deep_ep_buffer* buffer, const deep_ep_res
     deep_ep::DispatchArguments mine;
     mine.x = view_of(x, "x", of);
     mine.handle = &handle_of(dispatched);
-    keep(made, DEEP_EP_RECV_X, of.dispatch(mine, {.stream = stream}).recv_x);
+    made.dispatched = of.dispatch(mine, {.stream = stream});
   });
 }
 
@@ -226,9 +212,7 @@ deep_ep_status deep_ep_combine(deep_ep_buffer* buffer, const deep_ep_result* dis
     mine.x = view_of(x, "x", of);
     mine.handle = &handle_of(dispatched);
     mine.topk_weights = optional_view(topk_weights, "topk_weights", of);
-    const auto got = of.combine(mine, {.stream = stream});
-    keep(made, DEEP_EP_COMBINED_X, got.combined_x);
-    keep(made, DEEP_EP_COMBINED_WEIGHTS, got.combined_topk_weights);
+    made.combined = of.combine(mine, {.stream = stream});
   });
 }
 
@@ -237,16 +221,12 @@ deep_ep_status deep_ep_low_latency_dispatch(deep_ep_buffer* buffer, const deep_e
   return result_of(buffer, result, [&](deep_ep::Buffer& of, deep_ep_result& made) {
     const auto theirs = known(arguments, "arguments");
     deep_ep::LowLatencyDispatchArguments mine;
-    mine.x = view_of(theirs.x, "x", of);
-    mine.topk_idx = view_of(theirs.topk_idx, "topk_idx", of);
+    mine.x = view_of(&theirs.x, "x", of);
+    mine.topk_idx = view_of(&theirs.topk_idx, "topk_idx", of);
     mine.max_tokens = theirs.max_tokens;
     mine.num_experts = theirs.num_experts;
     if (theirs.use_fp8 == 0) mine.format = deep_ep::LowLatencyFormat::bf16;
-    auto got = of.low_latency_dispatch(mine, {.stream = stream});
-    keep(made, DEEP_EP_RECV_X, got.recv_x);
-    keep(made, DEEP_EP_RECV_X_SCALES, got.recv_x_scales);
-    keep(made, DEEP_EP_RECV_COUNT, got.recv_count);
-    made.low_latency = std::move(got.handle);
+    made.low_latency = of.low_latency_dispatch(mine, {.stream = stream});
   });
 }
 
@@ -256,14 +236,14 @@ deep_ep_status deep_ep_low_latency_combine(deep_ep_buffer* buffer, const deep_ep
                                            void* stream) {
   return status_of([&] {
     auto& of = given(buffer, "buffer").buffer;
-    const auto& handle = given(dispatched, "dispatched").low_latency;
-    if (!handle) throw InvalidArgument("dispatched is no result of deep_ep_low_latency_dispatch");
+    const deep_ep::LowLatencyDispatchResult& before = given(dispatched, "dispatched").low_latency;
+    if (!before.recv_x.defined()) throw InvalidArgument("dispatched is no result of deep_ep_low_latency_dispatch");
     deep_ep::LowLatencyCombineArguments mine;
     mine.x = view_of(x, "x", of);
     mine.topk_idx = view_of(topk_idx, "topk_idx", of);
     mine.topk_weights = view_of(topk_weights, "topk_weights", of);
     mine.out = view_of(out, "out", of);
-    mine.handle = &*handle;
+    mine.handle = &before.handle;
     of.low_latency_combine(mine, {.stream = stream});
   });
 }
@@ -271,18 +251,29 @@ deep_ep_status deep_ep_low_latency_combine(deep_ep_buffer* buffer, const deep_ep
 deep_ep_tensor deep_ep_result_tensor(const deep_ep_result* result, deep_ep_output output) {
   deep_ep_tensor tensor{};
   if (result == nullptr || output < DEEP_EP_RECV_X || output > DEEP_EP_COMBINED_WEIGHTS) return tensor;
-  const deep_ep::Tensor& mine = result->outputs[static_cast<std::size_t>(output)];
-  if (!mine.defined()) return tensor;
-  tensor.data = mine.data();
-  tensor.dtype = static_cast<deep_ep_dtype>(mine.view().dtype);
-  tensor.dims = mine.view().dims;
-  std::copy_n(mine.view().shape.begin(), mine.view().dims, tensor.shape);
-  std::copy_n(mine.view().strides.begin(), mine.view().dims, tensor.strides);
+  const auto& [normal, combined, low_latency] = *result;
+  const bool is_low_latency = low_latency.recv_x.defined();
+  const std::optional<deep_ep::Tensor> outputs[] = {
+      is_low_latency ? low_latency.recv_x : normal.recv_x,
+      is_low_latency ? low_latency.recv_x_scales : normal.recv_x_scales,
+      normal.recv_topk_idx,
+      normal.recv_topk_weights,
+      low_latency.recv_count,
+      combined.combined_x,
+      combined.combined_topk_weights,
+  };
+  const deep_ep::TensorView mine = outputs[output].value_or(deep_ep::Tensor()).view();
+  tensor.data = mine.data;
+  tensor.dtype = static_cast<deep_ep_dtype>(mine.dtype);
+  tensor.dims = mine.dims;
+  std::copy_n(mine.shape.begin(), mine.dims, tensor.shape);
+  std::copy_n(mine.strides.begin(), mine.dims, tensor.strides);
   return tensor;
 }
 
 const int* deep_ep_rows_per_expert(const deep_ep_result* result) {
-  return result == nullptr || result->rows_per_expert.empty() ? nullptr : result->rows_per_expert.data();
+  const bool counted = result != nullptr && !result->dispatched.num_recv_tokens_per_expert.empty();
+  return counted ? result->dispatched.num_recv_tokens_per_expert.data() : nullptr;
 }
 
 void deep_ep_release(deep_ep_result* result) { delete result; }

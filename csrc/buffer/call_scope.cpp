@@ -41,12 +41,13 @@ void CallContext::settle() const {
   executor->synchronize(comm_stream);
 }
 
-CallScope::CallScope(const CallContext& context, const CallOptions& call)
+CallScope::CallScope(const CallContext& context, const CallOptions& call, bool always_event)
     : context_(context),
       caller_stream_(call.stream),
       stream_(call.stream),
       async_finish_(call.async_finish),
-      after_caller_(call.previous_event == nullptr) {
+      after_caller_(call.previous_event == nullptr),
+      always_event_(always_event) {
   Executor& executor = *context_.executor;
   executor.make_current();
   // A call that the caller's stream waits for anyway runs there: going to another stream and back costs microseconds.
@@ -68,10 +69,10 @@ CallScope::CallScope(const CallContext& context, const CallOptions& call)
   home.works_on(stream_);
 }
 
-std::optional<std::vector<Tensor>> CallScope::try_heap_tensors(std::span<const TensorView> wanted) const {
-  if (recording()) return std::nullopt;  // the graph would have the memory for good, and the heap is for all calls
+std::vector<Tensor> CallScope::heap_tensors(std::span<const TensorView> wanted) const {
+  if (recording()) return {};  // the graph would have the memory for good, and the heap is for all calls
   auto storage = allocate_in_arena(context_.arena, bytes_together(wanted), context_.home);
-  if (!storage) return std::nullopt;
+  if (!storage) return {};
   return lay_out(wanted, std::move(storage));
 }
 
@@ -81,13 +82,10 @@ std::vector<Tensor> CallScope::pool_tensors(std::span<const TensorView> wanted) 
 
 /// Memory is made for the stream that the call comes after.
 ResultTensors::Order CallScope::result_order() const {
-  if (!after_caller_) {
-    if (caller_stream_ == stream_) return {.stream = stream_};
-    return {.stream = stream_, .other = caller_stream_};
-  }
+  const auto [stream, other] = after_caller_ ? std::pair(caller_stream_, stream_) : std::pair(stream_, caller_stream_);
   // Without async_finish the caller's stream waits for the call.
-  if (stream_ == caller_stream_ || !async_finish_) return {.stream = caller_stream_};
-  return {.stream = caller_stream_, .other = stream_};
+  if (stream == other || (after_caller_ && !async_finish_)) return {.stream = stream};
+  return {.stream = stream, .other = other};
 }
 
 namespace {
@@ -120,14 +118,12 @@ void check_made(const char* function, std::span<const TensorView> wanted, std::s
 
 }  // namespace
 
-std::vector<Tensor> CallScope::of_framework(Pieces wanted, bool in_heap) const {
-  std::vector<TensorView> all;
-  for (const std::vector<TensorView>& piece : wanted) all.insert(all.end(), piece.begin(), piece.end());
+std::vector<Tensor> CallScope::of_framework(std::span<const TensorView> wanted, bool in_heap) const {
   const ResultTensors::Order order = result_order();
-  std::vector<Tensor> made = in_heap ? context_.result_tensors->make_in_heap(all, order, context_.arena)
-                                     : context_.result_tensors->make(all, order);
+  std::vector<Tensor> made = in_heap ? context_.result_tensors->make_in_heap(wanted, order, context_.arena)
+                                     : context_.result_tensors->make(wanted, order);
   if (in_heap && made.empty()) return made;
-  check_made(in_heap ? "make_in_heap" : "make", all, made);
+  check_made(in_heap ? "make_in_heap" : "make", wanted, made);
   const auto outside = [&](const Tensor& tensor) { return !context_.arena->contains(tensor.data()); };
   if (in_heap && std::ranges::any_of(made, outside)) return {};
   Executor& executor = *context_.executor;
@@ -136,40 +132,25 @@ std::vector<Tensor> CallScope::of_framework(Pieces wanted, bool in_heap) const {
   return made;
 }
 
-std::vector<Tensor> CallScope::result_tensors(Pieces wanted, std::span<const TensorView> of_handle) const {
+std::vector<Tensor> CallScope::results(Pieces wanted, bool in_heap, std::size_t of_handle) const {
+  if (in_heap && recording()) return {};  // as above
   std::vector<Tensor> made;
   const auto add = [&](std::span<const TensorView> piece) {
-    if (piece.empty()) return;
-    std::vector<Tensor> tensors = pool_tensors(piece);
+    if (piece.empty()) return true;
+    std::vector<Tensor> tensors = in_heap ? heap_tensors(piece) : pool_tensors(piece);
+    if (tensors.empty()) return false;
     if (!inside_) hand_out(tensors.front());  // they share their memory
     std::ranges::move(tensors, std::back_inserter(made));
+    return true;
   };
-  if (by_framework()) {
-    made = of_framework(wanted, false);
-    add(of_handle);
+  if (context_.result_tensors == nullptr || inside_) {
+    if (!std::ranges::all_of(wanted, add)) made.clear();
     return made;
   }
-  for (const std::vector<TensorView>& piece : wanted.first(wanted.size() - 1)) add(piece);
-  std::vector<TensorView> last = wanted.back();
-  last.insert(last.end(), of_handle.begin(), of_handle.end());
-  add(last);
-  return made;
-}
-
-std::optional<std::vector<Tensor>> CallScope::try_heap_results(Pieces wanted) const {
-  if (recording()) return std::nullopt;  // as above
-  std::vector<Tensor> made;
-  if (by_framework()) {
-    made = of_framework(wanted, true);
-    return made.empty() ? std::nullopt : std::optional(std::move(made));
-  }
-  for (const std::vector<TensorView>& piece : wanted) {
-    if (piece.empty()) continue;
-    auto tensors = try_heap_tensors(piece);
-    if (!tensors) return std::nullopt;
-    if (!inside_) hand_out(tensors->front());
-    std::ranges::move(*tensors, std::back_inserter(made));
-  }
+  std::vector<TensorView> all;
+  for (const std::vector<TensorView>& piece : wanted) all.insert(all.end(), piece.begin(), piece.end());
+  made = of_framework(std::span(all).first(all.size() - of_handle), in_heap);
+  add(std::span(all).last(of_handle));
   return made;
 }
 
@@ -182,15 +163,16 @@ void CallScope::hand_out(const Tensor& tensor) const {
   }
 }
 
-EventHandle CallScope::event_behind() const {
-  return stream_ == nullptr && without_event_ ? kDefaultStream : context_.executor->record_event(stream_);
+EventHandle CallScope::end(bool joins) {
+  EventHandle done = stream_ == nullptr && !always_event_ ? kDefaultStream : context_.executor->record_event(stream_);
+  if (joins && caller_stream_ != stream_) context_.executor->wait_event(caller_stream_, done);
+  if (!recording()) context_.home->work_ends(done);
+  ended_ = true;
+  return done;
 }
 
 EventHandle CallScope::finish() {
-  EventHandle done = event_behind();
-  if (!async_finish_ && caller_stream_ != stream_) context_.executor->wait_event(caller_stream_, done);
-  if (!recording()) context_.home->work_ends(done);
-  ended_ = true;
+  EventHandle done = end(!async_finish_);
   return async_finish_ ? done : EventHandle{};
 }
 
@@ -202,20 +184,10 @@ CallScope::~CallScope() {
 }
 
 void CallScope::abandon() noexcept {
-  if (ended_) return;
-  ended_ = true;
-  try {
-    const EventHandle done = event_behind();
-    if (!recording()) {
-      context_.home->work_ends(done);
-    } else if (caller_stream_ != stream_) {
-      // Nobody else can bring the communication stream back, and a recording with a loose end is invalid.
-      context_.executor->wait_event(caller_stream_, done);
-    }
-  } catch (const std::exception& error) {
-    // The device is lost.
-    log::debug("buffer: a call that failed has no event behind it: {}", error.what());
-  }
+  if (std::exchange(ended_, true)) return;
+  // Nothing else can bring the communication stream back, and a recording with a loose end is invalid. Where the device
+  // is lost there is no event.
+  log::quietly([this] { end(recording()); });
 }
 
 }  // namespace deep_ep

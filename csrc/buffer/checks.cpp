@@ -3,7 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <vector>
+#include <ranges>
 
 #include "csrc/buffer/defaults.hpp"
 #include "csrc/support/format.hpp"
@@ -12,15 +12,12 @@ namespace deep_ep {
 namespace {
 
 std::string describe_shape(std::initializer_list<std::int64_t> shape) {
-  std::vector<std::string> sizes;
-  for (const std::int64_t size : shape) sizes.push_back(size == kAnySize ? "any" : std::to_string(size));
-  return fmt::format("[{}]", fmt::join(sizes, ", "));
+  const auto text = [](std::int64_t size) { return size == kAnySize ? "any" : std::to_string(size); };
+  return fmt::format("[{}]", fmt::join(shape | std::views::transform(text), ", "));
 }
 
 std::string describe_dtypes(std::initializer_list<DType> dtypes) {
-  std::vector<std::string> names;
-  for (const DType dtype : dtypes) names.emplace_back(name_of(dtype));
-  return fmt::format("{}", fmt::join(names, " or "));
+  return fmt::format("{}", fmt::join(dtypes | std::views::transform(name_of), " or "));
 }
 
 std::int64_t elements_of(const char* name, const ConstTensorView& tensor) {
@@ -35,17 +32,14 @@ std::int64_t elements_of(const char* name, const ConstTensorView& tensor) {
 
 void check_strided_tensor(const char* name, const ConstTensorView& tensor, const Device& device,
                           std::initializer_list<DType> dtypes, std::initializer_list<std::int64_t> shape) {
-  bool dtype_fits = dtypes.size() == 0;
-  for (const DType dtype : dtypes) dtype_fits = dtype_fits || tensor.dtype == dtype;
-  if (!dtype_fits) {
+  if (dtypes.size() != 0 && std::ranges::find(dtypes, tensor.dtype) == dtypes.end()) {
     fail<InvalidArgument>("{} has dtype {}, allowed: {}", name, name_of(tensor.dtype), describe_dtypes(dtypes));
   }
-  bool shape_fits = tensor.dims == static_cast<int>(shape.size());
-  for (int dim = 0; shape_fits && dim < tensor.dims; ++dim) {
-    const std::int64_t wanted = shape.begin()[dim];
-    shape_fits = tensor.size(dim) >= 0 && (wanted == kAnySize || wanted == tensor.size(dim));
-  }
-  if (!shape_fits) {
+  const auto fits = [](std::int64_t wanted, std::int64_t size) {
+    return size >= 0 && (wanted == kAnySize || wanted == size);
+  };
+  if (tensor.dims != static_cast<int>(shape.size()) ||
+      !std::equal(shape.begin(), shape.end(), tensor.shape.begin(), fits)) {
     fail<InvalidArgument>("{} is {}, its shape must be {}", name, tensor.describe(), describe_shape(shape));
   }
   const std::int64_t elements = elements_of(name, tensor);

@@ -27,21 +27,20 @@ std::size_t Buffer::heap_bytes_hint(int num_ranks, std::int64_t tokens, std::int
   // of its selections, and its index at the source.
   const std::int64_t rows = tokens * num_ranks;
   const std::int64_t bytes_of_row = row_bytes + scale_bytes + std::int64_t{num_topk} * (8 + 4) + 4;
-  if (rows > static_cast<std::int64_t>(kMostOptionBytes / 2) / bytes_of_row) {
+  if (const std::int64_t most = static_cast<std::int64_t>(kMostOptionBytes / 2) / bytes_of_row; rows > most) {
     fail<InvalidArgument>("tokens is {}, allowed: at most {} for {} ranks and rows of {} bytes", tokens,
-                          static_cast<std::int64_t>(kMostOptionBytes / 2) / bytes_of_row / num_ranks, num_ranks,
-                          bytes_of_row);
+                          most / num_ranks, num_ranks, bytes_of_row);
   }
   const auto tensors = static_cast<std::size_t>(rows * bytes_of_row) + 8 * Arena::kAlignment;
   constexpr std::size_t kSignals = std::size_t{16} << 20;  // at least
-  const std::size_t signals = HeapLayout::most_signal_bytes(num_ranks, BufferOptions{}.max_local_experts);
+  const std::size_t signals = HeapLayout::most_signal_bytes(num_ranks);
   return (tensors + std::max(kSignals, signals)) / 3 * 4;  // the window takes a quarter
 }
 
 std::size_t Buffer::heap_bytes_for(int num_ranks, std::size_t bytes) {
   check_range("num_ranks", num_ranks, 1, kMaxRanks);
   if (bytes > kMostOptionBytes) fail<InvalidArgument>("bytes is {}, allowed: at most {}", bytes, kMostOptionBytes);
-  return bytes + HeapLayout::most_signal_bytes(num_ranks, BufferOptions{}.max_local_experts);
+  return bytes + HeapLayout::most_signal_bytes(num_ranks);
 }
 
 namespace {

@@ -9,7 +9,6 @@
 #include "csrc/support/backoff.hpp"
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
-#include "csrc/support/logging.hpp"
 #include "deep_ep/interrupt.hpp"
 #include "kernels/elastic/params.hpp"
 #include "kernels/normal/combine_push.hpp"
@@ -263,9 +262,9 @@ bool make_room(const DispatchArguments& arguments, const SentRows& sent, Dispatc
     wanted.add(result.recv_topk_weights.emplace(), DType::float32, {rows, sent.rows.num_topk}, 1);
   }
   if (sent.send_src_idx) wanted.add(result.handle.recv_src_idx, DType::int32, {rows}, 2);
-  auto made = scope.try_heap_results(wanted.pieces());
-  const bool in_heap = made.has_value();
-  wanted.place(in_heap ? *std::move(made) : scope.result_tensors(wanted.pieces()));
+  std::vector<Tensor> made = scope.results(wanted.pieces(), true);
+  const bool in_heap = !made.empty();
+  wanted.place(in_heap ? std::move(made) : scope.results(wanted.pieces()));
   return in_heap;
 }
 
@@ -274,7 +273,7 @@ CombineResult make_sums(const ConstTensorView& x, std::int64_t tokens, std::int6
   WantedTensors wanted(x.device, 2);
   wanted.add(result.combined_x, DType::bfloat16, {tokens, x.size(1)});
   if (weights != 0) wanted.add(result.combined_topk_weights.emplace(), DType::float32, {tokens, weights}, 1);
-  wanted.place(scope.result_tensors(wanted.pieces()));
+  wanted.place(scope.results(wanted.pieces()));
   return result;
 }
 
@@ -307,12 +306,12 @@ void wait_for_counts(Runtime& runtime, const HostCounts& counts, CallScope& scop
 
 NormalMode& BufferCall::normal() const {
   if (runtime_.only_low_latency()) {
-    fail<Unsupported>("Buffer::{} after ranks were replaced, allowed: low-latency calls", call_);
+    fail<Unsupported>("Buffer::{} after ranks were replaced, allowed: low-latency calls", name_);
   }
   const NodeMembership& nodes = runtime_.nodes();
   if (nodes.num_nodes == 1 || runtime_.normal_mode->rails()) return *runtime_.normal_mode;
   fail<InvalidArgument>(
-      "Buffer::{} needs nodes of equally many consecutive ranks, but the {} ranks are of {} nodes that are not", call_,
+      "Buffer::{} needs nodes of equally many consecutive ranks, but the {} ranks are of {} nodes that are not", name_,
       runtime_.num_ranks(), nodes.num_nodes);
 }
 
@@ -338,24 +337,23 @@ NormalMode::NormalMode(Runtime& runtime) : runtime_(runtime) {
   if (!rails()) return;
   rail_states_ = runtime.zeroed_memory<RailState>(static_cast<std::size_t>(common_.grid.others()) * sizeof(RailState));
   common_.rails = rail_states_.get();
-  log::info("buffer: rank {} in normal mode between nodes: {}", runtime.rank(), describe_rails());
-}
-
-std::string NormalMode::describe_rails() const {
-  const std::string text = runtime_.connections(BufferPlan::kNormalMode).describe();
-  return common_.lanes == 1 ? text : fmt::format("{} lanes, {}", common_.lanes, text);
 }
 
 std::string NormalMode::describe() const {
   const bool one_node = runtime_.nodes().num_nodes == 1;
   if (!one_node && !rails()) return "normal mode: not between nodes that are not all of equally many consecutive ranks";
   const int lanes = runtime_.options().internode.lanes;
-  return fmt::format("normal mode: dispatch on {} SMs, combine on {}, of {}, where a call does not say{}",
+  const std::string of_lanes = lanes <= 1 ? "" : fmt::format("{} lanes, ", lanes);
+  return fmt::format("normal mode: dispatch on {} SMs, combine on {}, of {}, where a call does not say{}{}{}",
                      runtime_.sms(0, defaults::kDispatchSms), runtime_.sms(0, defaults::kCombineSms),
                      runtime_.policy().multiprocessors,
-                     !one_node    ? fmt::format(", between nodes by {}", describe_rails())
-                     : lanes <= 1 ? std::string()
-                                  : fmt::format(", without the {} lanes, as there is one node", lanes));
+                     !one_node   ? ", between nodes by "
+                     : lanes > 1 ? ", without the "
+                                 : "",
+                     of_lanes,
+                     !one_node   ? runtime_.connections(BufferPlan::kNormalMode).describe()
+                     : lanes > 1 ? "as there is one node"
+                                 : "");
 }
 
 void NormalMode::check_handle(const DispatchHandle* handle) const {
@@ -439,7 +437,7 @@ DispatchLayout NormalMode::count(const ConstTensorView& topk_idx, int num_expert
   wanted.add(layout.num_tokens_per_expert, DType::int32, {num_experts});
   wanted.add(layout.is_token_in_rank, DType::boolean, {params.num_tokens, params.num_ranks});
   if (params.num_nodes != 0) wanted.add(layout.num_tokens_per_node, DType::int32, {params.num_nodes});
-  wanted.place(scope.result_tensors(wanted.pieces()));
+  wanted.place(scope.results(wanted.pieces()));
   params.num_tokens_per_rank = layout.num_tokens_per_rank.as<std::int32_t>();
   params.num_tokens_per_expert = layout.num_tokens_per_expert.as<std::int32_t>();
   params.num_tokens_per_node = layout.num_tokens_per_node.as<std::int32_t>();
@@ -631,8 +629,8 @@ CombineResult NormalMode::combine(const CombineArguments& arguments, CallScope& 
       if (pushes || runtime_.in_heap(tensor)) return tensor.data;
       if (rails()) {
         const TensorView wanted = unplaced(runtime_.device(), tensor.dtype, {tensor.size(0), tensor.size(1)});
-        if (const auto made = scope.try_heap_tensors({&wanted, 1})) {
-          void* copy = copies.emplace_back(made->front()).data();
+        if (const auto made = scope.heap_tensors({&wanted, 1}); !made.empty()) {
+          void* copy = copies.emplace_back(made.front()).data();
           runtime_.executor()->copy(copy, tensor.data, tensor.bytes(), scope.stream());
           return static_cast<const void*>(copy);
         }

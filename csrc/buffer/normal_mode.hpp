@@ -68,7 +68,7 @@ std::size_t plan_stages(PipeShape& pipe, int warps, std::size_t row_bytes, std::
 }
 
 /// Memory in `result` for the rows of its handle and what is beside them: in the heap, where that has room for all;
-/// else outside, see CallScope::result_tensors. With selections there are weights, wanted or not. Returns whether it is
+/// else outside, see CallScope::results. With selections there are weights, wanted or not. Returns whether it is
 /// in the heap.
 bool make_room(const DispatchArguments& arguments, const SentRows& rows, DispatchResult& result,
                const CallScope& scope);
@@ -87,27 +87,16 @@ class NormalMode {
   NormalMode(const NormalMode&) = delete;
   NormalMode& operator=(const NormalMode&) = delete;
 
-  // Of the second interface: csrc/buffer/elastic/.
-  ElasticDispatchResult dispatch_elastic(const ElasticDispatchArguments& arguments, const CallOptions& call);
-  CombineResult combine_elastic(const ElasticCombineArguments& arguments, const CallOptions& call);
-  ElasticReturn begin_combine_elastic(const ElasticCombineArguments& arguments, const CallOptions& call);
-  CombineResult end_combine_elastic(const ElasticReturn& back, const CallOptions& call);
-
-  // Of each node by itself: csrc/buffer/load_balance/.
-  EventHandle prefetch_weights(const WeightPrefetch& weights, const CallOptions& call);
-  EventHandle reduce_grads(const GradReduction& grads, const CallOptions& call);
-
+  /// What every kernel is told.
+  const NormalParams& common() const { return common_; }
   /// Are there several nodes of equally many consecutive ranks? Calls go by rails then.
   bool rails() const { return common_.peers != nullptr; }
 
-  /// A line for Buffer::describe.
+  /// A line for Buffer::describe: also by how many queue pairs, and over which NIC.
   std::string describe() const;
 
  private:
   friend class Buffer;
-
-  /// For people: by how many queue pairs, and over which NIC.
-  std::string describe_rails() const;
 
   // Parts of a call that has checked its arguments. They hand nothing out but results.
 
@@ -143,7 +132,7 @@ class NormalMode {
   TransferParams transfer_params(const DispatchHandle& handle, std::size_t row_bytes, bool dispatches) const;
 
   Runtime& runtime_;
-  NormalParams common_;                      ///< what every kernel is told
+  NormalParams common_;
   std::shared_ptr<HostCounts> host_counts_;  ///< pinned, for the counts of a dispatch with exact sizes
   // Device memory, which kernels are told of.
   std::shared_ptr<KernelState> state_;

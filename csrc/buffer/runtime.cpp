@@ -1,5 +1,7 @@
 #include "csrc/buffer/runtime.hpp"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <exception>
 #include <utility>
@@ -12,6 +14,7 @@
 #include "csrc/buffer/options.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
+#include "csrc/support/text.hpp"
 #include "deep_ep/interrupt.hpp"
 
 namespace deep_ep {
@@ -79,7 +82,7 @@ void Runtime::make(const std::shared_ptr<Backend>& backend, const BufferOptions&
   };
   heap_ = executor_->create_heap(*bootstrap_, {.bytes_for = bytes_for});
   if (uses_rdma()) {
-    auto wire = rdma::AgreedWire::agree(*bootstrap_, *executor_, plan_.queue_pairs() != 0, processes_);
+    auto wire = rdma::AgreedWire::agree(*bootstrap_, *executor_, processes_);
     plan_.choose_lanes(nodes_, wire);
     connections_ = rdma::Connections::make(*bootstrap_, executor_, heap_, plan_.connections(), std::move(wire));
   }
@@ -96,8 +99,7 @@ void Runtime::make(const std::shared_ptr<Backend>& backend, const BufferOptions&
   bootstrap_->barrier();  // no rank signals before all ranks are ready
   only_low_latency_ = membership_ != nullptr && membership_->joined_later();
   if (only_low_latency_) low_latency->resume_together();
-  log::info("buffer: rank {} of {} on {}, heap {}, of which window {}", rank(), num_ranks(), to_string(device()),
-            format_bytes(heap_->bytes()), format_bytes(layout().window_bytes));
+  log::info("buffer: {}", fmt::join(split(trim(describe()), '\n'), "; "));
 }
 
 Runtime::~Runtime() {
@@ -235,18 +237,18 @@ void Runtime::suspend() {
   });
   bootstrap_->barrier();  // a peer may have read here until now
   heap_->keep(*bootstrap_);
-  one_thread_.suspended = true;
+  suspended_ = true;
   heap_->release_memory();
   bootstrap_->barrier();  // the system has the memory of all ranks
   calls_->cache->give_back_unused();
 }
 
 void Runtime::resume() {
-  if (!one_thread_.suspended) throw InvalidArgument("resume: the buffer is not suspended");
+  if (!suspended_) throw InvalidArgument("resume: the buffer is not suspended");
   executor_->make_current();
   bootstrap_->begin(Purpose::sleeping);
   heap_->resume(*bootstrap_);
-  one_thread_.suspended = false;
+  suspended_ = false;
 }
 
 std::vector<bool> Runtime::check_replaced(const Bootstrap& group, std::span<const int> ranks) const {

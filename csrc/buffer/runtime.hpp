@@ -2,9 +2,11 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "csrc/bootstrap/buffer_exchanges.hpp"
@@ -78,7 +80,6 @@ class Runtime {
   /// Of the control plane; null where it is off.
   control::Membership* membership() const { return membership_.get(); }
   const ControlWords& control_words() const { return *control_words_; }
-  OneThread& one_thread() { return one_thread_; }
 
   /// Device memory full of zeros, for the whole life of a mode.
   template <class T>
@@ -107,6 +108,8 @@ class Runtime {
   std::shared_ptr<LowLatency> low_latency;  ///< null without memory for it; hooks ask whether it is there
 
  private:
+  friend class BufferCall;
+
   void make(const std::shared_ptr<Backend>& backend, const BufferOptions& asked);
   void join_control_plane();
   void end_waits_for_the_gone() const;
@@ -136,8 +139,10 @@ class Runtime {
   std::optional<CallContext> calls_;
   std::vector<std::unique_ptr<rdma::Connections>> connections_;  ///< none, or as BufferPlan::connections()
   std::optional<Faults> faults_;
-  OneThread one_thread_;
   bool only_low_latency_ = false;
+  std::atomic<const char*> call_ = nullptr;  ///< of the thread that is in one; nullptr: none is
+  std::atomic<std::thread::id> calling_thread_ = std::thread::id();
+  bool suspended_ = false;  ///< of the thread that is in a call
 };
 
 /// The inside of a buffer. UseAfterDestroy, or Error in a child forked after the buffer was made.
@@ -150,24 +155,51 @@ inline Runtime& alive(const std::unique_ptr<Runtime>& buffer, const char* call) 
   return *buffer;
 }
 
-/// For a call of a Buffer, which lasts as long as this does: no other thread may make one meanwhile.
+/// A call of a buffer, from its begin to its end. Two threads at once would put the calls of ranks into different
+/// orders: an error here names that, where the peers would only see calls that never come. A call that a call makes is
+/// part of it.
 class BufferCall {
  public:
+  /// @param call for messages; a literal. @param while_suspended the call may come then. @throws Error where another
+  /// thread is in a call, InvalidArgument while the buffer is suspended.
+  BufferCall(Runtime& runtime, const char* call, bool while_suspended = false) : runtime_(runtime), name_(call) {
+    if (runtime.calling_thread_.load(std::memory_order_relaxed) == std::this_thread::get_id()) return;
+    const char* other = nullptr;
+    if (!runtime.call_.compare_exchange_strong(other, call, std::memory_order_acquire)) {
+      fail<Error>("{}: the buffer is in use by another thread, which is in {}, allowed: one thread at a time", call,
+                  other);
+    }
+    if (runtime.suspended_ && !while_suspended) {
+      runtime.call_.store(nullptr, std::memory_order_release);
+      fail<InvalidArgument>("{}: the buffer is suspended, allowed: resume, check and destroy", call);
+    }
+    runtime.calling_thread_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+    outermost_ = true;
+  }
   BufferCall(const std::unique_ptr<Runtime>& buffer, const char* call, bool while_suspended = false)
-      : runtime_(alive(buffer, call)), call_(call), use_(runtime_.one_thread(), call, while_suspended) {}
+      : BufferCall(alive(buffer, call), call, while_suspended) {}
+  ~BufferCall() {
+    if (!outermost_) return;
+    runtime_.calling_thread_.store(std::thread::id(), std::memory_order_relaxed);
+    runtime_.call_.store(nullptr, std::memory_order_release);
+  }
+  BufferCall(const BufferCall&) = delete;
+  BufferCall& operator=(const BufferCall&) = delete;
 
   Runtime& runtime() const { return runtime_; }
   Runtime* operator->() const { return &runtime_; }
-  bool outermost() const { return use_.outermost(); }
+  /// Not a call within another one, made by a handler of signals, say.
+  bool outermost() const { return outermost_; }
   /// Among ranks of one node, or between nodes; InvalidArgument where neither is possible.
   NormalMode& normal() const;
   LowLatency& low_latency() const;
+  /// The same for a call about masks; InvalidArgument where ranks are never masked.
   LowLatency& masking() const;
 
  private:
   Runtime& runtime_;
-  const char* call_;
-  OneThread::Use use_;
+  const char* name_;
+  bool outermost_ = false;
 };
 
 }  // namespace deep_ep

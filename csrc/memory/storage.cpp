@@ -87,7 +87,6 @@ MemoryCache::~MemoryCache() {
 
 MemoryCache::Block MemoryCache::allocate(std::size_t bytes, std::uint64_t graph) {
   Block found{.bytes = size_class(bytes), .graph = graph};
-  bool too_much = false;
   {
     const std::lock_guard lock(mutex_);
     if (const auto same_size = unused_.find({graph, found.bytes});
@@ -96,12 +95,11 @@ MemoryCache::Block MemoryCache::allocate(std::size_t bytes, std::uint64_t graph)
       same_size->second.pop_back();
       if (graph == 0) unused_bytes_ -= found.bytes;
     }
-    too_much = unused_bytes_ > kMostUnused;
   }
   if (found.memory == nullptr) {
     Executor& executor = home_->executor();
     // Memory goes back behind a wait, which a recording cannot make.
-    if (too_much && graph == 0) give_back_unused(kMostUnused);
+    if (graph == 0) give_back_unused(kMostUnused);
     try {
       found.memory = executor.allocate(found.bytes);
     } catch (const OutOfMemory&) {

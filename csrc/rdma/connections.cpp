@@ -69,13 +69,8 @@ WireKind choose_wire(std::span<const WireFacts> ranks, std::string& why_local) {
                          name_of(ranks[0].rail_only), name_of(ranks[rank].rail_only), rank);
     }
   }
-  // Of those that need RDMA.
-  const auto first = [&](const auto& is_one) {
-    return std::ranges::find_if(ranks, [&](const WireFacts& rank) { return rank.needs_rdma && is_one(rank); });
-  };
-  const auto any = first([](const WireFacts&) { return true; });
-  if (any == ranks.end()) return WireKind::local;
-  const auto elsewhere = first([&](const WireFacts& rank) { return !rank.process.same_host(any->process); });
+  const auto first = [&](const auto& is_one) { return std::ranges::find_if(ranks, is_one); };
+  const auto elsewhere = first([&](const WireFacts& rank) { return !rank.process.same_host(ranks[0].process); });
   const auto without_nic = first([](const WireFacts& rank) { return rank.why_no_nic[0] != '\0'; });
   // A handler that was asked for, and has nothing to ring without a NIC.
   const auto rings_nic = first(
@@ -83,9 +78,8 @@ WireKind choose_wire(std::span<const WireFacts> ranks, std::string& why_local) {
   if (wanted == WireKind::local || wanted == WireKind::simulated) {
     if (elsewhere != ranks.end()) {
       fail<SystemError>(
-          "DEEP_EP_RDMA_WIRE={} is impossible: rank {} (host {}) and rank {} (host {}) are not on one host",
-          name_of(wanted), any - ranks.begin(), any->process.host.data(), elsewhere - ranks.begin(),
-          elsewhere->process.host.data());
+          "DEEP_EP_RDMA_WIRE={} is impossible: rank 0 (host {}) and rank {} (host {}) are not on one host",
+          name_of(wanted), ranks[0].process.host.data(), elsewhere - ranks.begin(), elsewhere->process.host.data());
     }
     if (wanted == WireKind::local && rings_nic != ranks.end()) {
       fail<SystemError>("DEEP_EP_NIC_HANDLER={} is impossible with DEEP_EP_RDMA_WIRE=local: no NIC",
@@ -106,19 +100,18 @@ WireKind choose_wire(std::span<const WireFacts> ranks, std::string& why_local) {
   return WireKind::local;
 }
 
-AgreedWire AgreedWire::agree(Bootstrap& bootstrap, const Executor& executor, bool needs_rdma,
-                             std::span<const ProcessIdentity> processes, std::optional<RdmaSettings> settings) {
+AgreedWire AgreedWire::agree(Bootstrap& bootstrap, const Executor& executor, std::span<const ProcessIdentity> processes,
+                             std::optional<RdmaSettings> settings) {
   AgreedWire wire;
   WireFacts mine;
   mine.process = processes[static_cast<std::size_t>(bootstrap.rank())];
-  mine.needs_rdma = needs_rdma;
   deep_ep::agree(bootstrap, "reading the RDMA settings", [&] {
     wire.settings = settings ? *std::move(settings) : read_settings();
     mine.wanted = wire.settings.wire;
     mine.handler = wire.settings.nic_handler;
     mine.rail_only = wire.settings.rail_only;
     const WireKind wanted = mine.wanted.kind;
-    if (!needs_rdma || wanted == WireKind::local || wanted == WireKind::simulated) return;
+    if (wanted == WireKind::local || wanted == WireKind::simulated) return;
     try {
       wire.nics = find_nics_of(processes, bootstrap.rank(), executor.device(), wire.settings);
     } catch (const SystemError& error) {
@@ -133,13 +126,11 @@ AgreedWire AgreedWire::agree(Bootstrap& bootstrap, const Executor& executor, boo
   std::string why_local;
   wire.ranks = all_gather_values(bootstrap, mine);
   wire.kind = choose_wire(wire.ranks, why_local);
-  std::optional<int> least;
   double slowest = 0;
   for (const WireFacts& rank : wire.ranks) {
-    if (rank.needs_rdma) least = std::min(least.value_or(rank.num_nics), rank.num_nics);
     if (rank.bytes_per_ns > 0 && (slowest == 0 || rank.bytes_per_ns < slowest)) slowest = rank.bytes_per_ns;
   }
-  if (wire.kind == WireKind::verbs) wire.num_nics = least.value_or(1);
+  if (wire.kind == WireKind::verbs) wire.num_nics = std::ranges::min(wire.ranks, {}, &WireFacts::num_nics).num_nics;
   if (slowest != 0) wire.bytes_per_ns = slowest;
   wire.handler = wire.settings.nic_handler;
   if (wire.kind == WireKind::simulated && wire.handler != NicHandler::doorbell) wire.handler = NicHandler::gpu;

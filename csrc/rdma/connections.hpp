@@ -29,7 +29,6 @@ struct HeapOnNic;
 struct WireFacts {
   ProcessIdentity process = {};
   WireSetting wanted = {};
-  bool needs_rdma = false;  ///< it reaches at least one rank by RDMA
   NicHandler handler = NicHandler::automatic;
   Choice rail_only = Choice::automatic;
   std::array<char, 64> nic{};  ///< by which this rank, or one of its node, opens it; empty: none
@@ -40,9 +39,9 @@ struct WireFacts {
   std::array<char, 400> why_no_nic{};  ///< empty: it has one
 };
 
-/// automatic: `verbs` if every rank that needs RDMA has a NIC, or if they are on several hosts; else `local`, with the
-/// first reason in `why_local`. Throws the same on every rank: RankMismatch when they ask for different wires,
-/// SystemError, naming a rank, when a wire cannot work. Without a rank that needs RDMA: `local`.
+/// automatic: `verbs` if every rank has a NIC, or if they are on several hosts; else `local`, with the first reason in
+/// `why_local`. Throws the same on every rank: RankMismatch when they ask for different wires, SystemError, naming a
+/// rank, when a wire cannot work.
 WireKind choose_wire(std::span<const WireFacts> ranks, std::string& why_local);
 
 /// The wire of a buffer's RDMA traffic, as all ranks agree on it.
@@ -57,12 +56,11 @@ struct AgreedWire {
   /// Where verbs keep to rails: verbs::LandingNics.
   std::shared_ptr<const std::vector<verbs::HeapOnNic>> landing_nics = {};
 
-  /// Collective. `needs_rdma`: this rank reaches others by RDMA. `processes`: of each rank. `settings`: by default
-  /// those of the environment, where one rank's may be wrong while the others' are not. Throws on every rank:
-  /// InvalidArgument for settings out of range, RankMismatch if the ranks ask for different wires, SystemError if a NIC
-  /// is missing.
-  static AgreedWire agree(Bootstrap& bootstrap, const Executor& executor, bool needs_rdma,
-                          std::span<const ProcessIdentity> processes, std::optional<RdmaSettings> settings = {});
+  /// Collective. `processes`: of each rank. `settings`: by default those of the environment, where one rank's may be
+  /// wrong while the others' are not. Throws on every rank: InvalidArgument for settings out of range, RankMismatch if
+  /// the ranks ask for different wires, SystemError if a NIC is missing.
+  static AgreedWire agree(Bootstrap& bootstrap, const Executor& executor, std::span<const ProcessIdentity> processes,
+                          std::optional<RdmaSettings> settings = {});
   /// Do queue pairs of this rank use only one of several paths?
   bool keeps_to_path(int rank) const {
     return kind == WireKind::verbs && ranks[static_cast<std::size_t>(rank)].keeps_to_path;

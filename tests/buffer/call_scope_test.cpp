@@ -94,8 +94,7 @@ TEST_F(CallScopeTest, AskedForNoEventACallOnTheDefaultStreamHasNoneUntilACallLea
   EXPECT_EQ(of_all.enqueued, before);  // it waits for the call, and for nothing behind it
   EXPECT_EQ(waits(caller_, nullptr), 1);
   const auto call_without = [&](bool finishes) {
-    CallScope scope(context_, {});
-    scope.without_event();
+    CallScope scope(context_, {}, false);
     if (finishes) scope.finish();
   };
   call_without(true);
@@ -113,7 +112,7 @@ TEST_F(CallScopeTest, RecordedCallsGetNoMemoryOfTheHeap) {
   for (const bool recorded : {true, false}) {
     state(caller_).capturing = state(comm_).capturing = recorded;
     CallScope scope(context_, {.stream = caller_});
-    EXPECT_EQ(scope.try_heap_tensors({&wanted_, 1}).has_value(), !recorded);
+    EXPECT_EQ(scope.heap_tensors({&wanted_, 1}).empty(), recorded);
     scope.finish();
   }
 }

@@ -23,7 +23,10 @@ class InterruptTest : public ClusterTest {
       if (rank.rank() == 0) {
         int questions = 0;
         {
-          const InterruptScope scope([&] { return ++questions == 3; });
+          const InterruptScope scope([&] {
+            require_throws<Error>([&] { buffer.destroy(); }, {"within another call"}, "destroy in a question");
+            return ++questions == 3;
+          });
           require_throws<Interrupted>([&] { call(rank, buffer); }, {"rank 0", "interrupted"}, "the call");
         }
         require(!InterruptScope::wanted() && questions == 3, "the scope has ended");

@@ -5,7 +5,6 @@
 #include <string>
 #include <thread>
 
-#include "csrc/buffer/call_scope.hpp"
 #include "tests/cluster/fixture.hpp"
 
 namespace deep_ep::test {
@@ -66,14 +65,6 @@ TEST_P(OneThreadTest, ASecondOneIsRefusedAtOnce) {
     check_dispatch(rank, one, result);
     run_round(rank, buffer, one);  // by another thread than before
   });
-}
-
-TEST(OneThread, ACallWithinACallIsNoOutermostOne) {
-  OneThread owner;
-  const OneThread::Use call(owner, "dispatch");
-  const OneThread::Use within(owner, "destroy");
-  EXPECT_TRUE(call.outermost());
-  EXPECT_FALSE(within.outermost());
 }
 
 }  // namespace

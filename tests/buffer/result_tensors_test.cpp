@@ -74,7 +74,7 @@ class ResultTensorsTest : public ::testing::Test {
   void expect_order(const CallOptions& options, StreamHandle stream, std::optional<StreamHandle> other) {
     framework_->orders.clear();
     CallScope scope(context_, options);
-    scope.result_tensors(one_);
+    scope.results(one_);
     scope.finish();
     ASSERT_EQ(framework_->orders.size(), 1u);
     EXPECT_EQ(framework_->orders[0].stream, stream);
@@ -104,25 +104,24 @@ TEST_F(ResultTensorsTest, TheCallComesBehindWhatTheFrameworkEnqueues) {
   framework_->enqueues = executor_.get();
   CallScope scope(context_, {.stream = caller_, .async_finish = true});
   of(comm_).waited_for.clear();
-  scope.result_tensors(one_);
+  scope.results(one_);
   EXPECT_TRUE(waits_for(comm_, caller_));
   of(comm_).waited_for.clear();
   const std::vector<TensorView> pieces[] = {{small_}};
-  scope.try_heap_results(pieces);
+  scope.results(pieces, true);
   EXPECT_TRUE(waits_for(comm_, caller_));
 }
 
 TEST_F(ResultTensorsTest, LieInTheHeapWhereItHasRoomForAll) {
   const std::vector<TensorView> pieces[] = {{small_}, {}, {large_, small_}};
   CallScope scope(context_, {.stream = caller_});
-  const auto made = scope.try_heap_results(pieces);
-  ASSERT_TRUE(made);
-  ASSERT_EQ(made->size(), 3u);
-  EXPECT_EQ((*made)[1].view().bytes(), large_.bytes());
-  EXPECT_FALSE(scope.try_heap_results(pieces)) << "the heap is full";
+  const auto made = scope.results(pieces, true);
+  ASSERT_EQ(made.size(), 3u);
+  EXPECT_EQ(made[1].view().bytes(), large_.bytes());
+  EXPECT_TRUE(scope.results(pieces, true).empty()) << "the heap is full";
   framework_->elsewhere = true;
   const std::vector<TensorView> few[] = {{small_}};
-  EXPECT_FALSE(scope.try_heap_results(few)) << "peers cannot write there";
+  EXPECT_TRUE(scope.results(few, true).empty()) << "peers cannot write there";
 }
 
 TEST_F(ResultTensorsTest, AreRefusedIfTheyAreNotWhatWasAskedFor) {
@@ -135,11 +134,7 @@ TEST_F(ResultTensorsTest, AreRefusedIfTheyAreNotWhatWasAskedFor) {
     framework_->elsewhere = heap;
     CallScope scope(context_, {.stream = caller_});
     try {
-      if (heap) {
-        scope.try_heap_results(pieces);
-      } else {
-        scope.result_tensors(pieces);
-      }
+      scope.results(pieces, heap);
     } catch (const InvalidArgument& error) {
       return std::string(error.what());
     }
@@ -161,14 +156,14 @@ TEST_F(ResultTensorsTest, AreRefusedIfTheyAreNotWhatWasAskedFor) {
   const std::vector<TensorView> one_row[] = {{unplaced({}, DType::uint8, {1, 8})}};
   framework_->mistake = [](TensorView& view) { view.strides[0] = 99; };
   CallScope scope(context_, {.stream = caller_});
-  EXPECT_EQ(scope.result_tensors(one_row).size(), 1u) << "the stride of one row means nothing";
+  EXPECT_EQ(scope.results(one_row).size(), 1u) << "the stride of one row means nothing";
 }
 
 TEST_F(ResultTensorsTest, OfAGraphLieInItsOwnMemory) {
   of(caller_).capturing = of(comm_).capturing = true;
   CallScope scope(context_, {.stream = caller_});
   const std::vector<TensorView> pieces[] = {{small_}};
-  EXPECT_FALSE(scope.try_heap_results(pieces));
+  EXPECT_TRUE(scope.results(pieces, true).empty());
   EXPECT_EQ(framework_->asked_for_heap, 0);
   scope.finish();
   of(caller_).capturing = of(comm_).capturing = false;

@@ -43,7 +43,7 @@ struct Member {
   }
   void connect(rdma::ConnectionOptions options, std::optional<rdma::RdmaSettings> settings = {}, int num_nics = 1) {
     const std::vector<ProcessIdentity> processes = all_gather_values(*bootstrap, this_process());
-    auto wire = rdma::AgreedWire::agree(*bootstrap, *executor, !options.peers.empty(), processes, std::move(settings));
+    auto wire = rdma::AgreedWire::agree(*bootstrap, *executor, processes, std::move(settings));
     wire.num_nics = num_nics;
     connections =
         std::move(rdma::Connections::make(*bootstrap, executor, heap, std::array{std::move(options)}, wire).front());

@@ -22,13 +22,12 @@ void write(std::array<char, n>& field, std::string_view text) {
   std::copy(text.begin(), text.end(), field.begin());
 }
 
-/// Ranks that need RDMA and have NICs; `hosts` has a letter for each.
+/// Ranks that have NICs; `hosts` has a letter for each.
 std::vector<WireFacts> ranks(std::string_view hosts) {
   std::vector<WireFacts> all(hosts.size());
   for (std::size_t rank = 0; rank < hosts.size(); ++rank) {
     write(all[rank].process.boot_id, hosts.substr(rank, 1));
     write(all[rank].process.host, std::string("host-") + hosts[rank]);
-    all[rank].needs_rdma = true;
   }
   return all;
 }
@@ -60,15 +59,6 @@ TEST(WireChoice, NicsWhereAllHaveThemElseCopiesOnOneHost) {
   facts = ranks("aabb");
   write(facts[3].why_no_nic, "no device");
   EXPECT_EQ(refusal(facts), "rank 3 (host host-b): no device");
-}
-
-TEST(WireChoice, RanksThatNeedNoRdmaDoNotCount) {
-  auto facts = ranks("aab");
-  write(facts[2].why_no_nic, "no device");
-  facts[2].needs_rdma = false;
-  EXPECT_EQ(choose(facts).wire, WireKind::verbs);
-  for (WireFacts& rank : facts) rank.needs_rdma = false;
-  EXPECT_EQ(choose(facts).wire, WireKind::local);
 }
 
 TEST(WireChoice, WhatWasAskedForIsDoneOrRefused) {

@@ -60,20 +60,22 @@ LaunchShape plan_launch(ElasticCombineParams& params, int num_sms, const Runtime
 
 }  // namespace
 
-CombineResult NormalMode::combine_elastic(const ElasticCombineArguments& arguments, const CallOptions& call) {
-  check_elastic_combine(arguments, runtime_);
-  runtime_.faults().raise();
-  if (rails()) {
-    CallScope scope(runtime_.calls(), call);
-    const ElasticReturn back = scope.inside([&] { return send_back(arguments, scope); });
-    CombineResult result = sum_returned(back, runtime_, scope);
+CombineResult Buffer::combine_elastic(const ElasticCombineArguments& arguments, const CallOptions& call) {
+  const BufferCall in(runtime_, "combine_elastic");
+  NormalMode& mode = in.normal();
+  check_elastic_combine(arguments, *runtime_);
+  in->faults().raise();
+  if (mode.rails()) {
+    CallScope scope(in->calls(), call);
+    const ElasticReturn back = scope.inside([&] { return mode.send_back(arguments, scope); });
+    CombineResult result = sum_returned(back, *runtime_, scope);
     result.event = scope.finish();
     return result;
   }
   ElasticCombineParams params{};
-  params.common = common_;
+  params.common = mode.common_;
   params.num_topk = static_cast<int>(arguments.topk_idx.size(1));
-  params.num_local_experts = arguments.num_experts / common_.num_ranks;
+  params.num_local_experts = arguments.num_experts / mode.common_.num_ranks;
   params.row_bytes = static_cast<std::uint32_t>(arguments.x.size(1) * 2);
   params.expanded = arguments.expanded;
   params.each_selection = arguments.each_selection;
@@ -84,21 +86,21 @@ CombineResult NormalMode::combine_elastic(const ElasticCombineArguments& argumen
   set_biases(params, arguments);
   params.x = arguments.x.as<std::byte>();
   params.num_rows = arguments.x.size(0);
-  params.metadata = row_metadata(arguments.metadata, arguments.source_ends, runtime_.device());
+  params.metadata = row_metadata(arguments.metadata, arguments.source_ends, in->device());
   params.source_ends = arguments.source_ends.as<std::int32_t>();
   params.weights = memory_of<float>(arguments.topk_weights);
-  plan_window(params, arguments.max_tokens, runtime_);
-  const LaunchShape shape = plan_launch(params, arguments.num_sms, runtime_);
+  plan_window(params, arguments.max_tokens, *runtime_);
+  const LaunchShape shape = plan_launch(params, arguments.num_sms, *runtime_);
 
-  CallScope scope(runtime_.calls(), call);
+  CallScope scope(in->calls(), call);
   CombineResult result = make_sums(arguments.x, params.num_tokens, params.weighted ? params.num_topk : 0, scope);
   params.combined_x = result.combined_x.as<std::byte>();
   params.combined_weights = memory_of<float>(result.combined_topk_weights);
-  params.wait = runtime_.faults().wait_context();
+  params.wait = in->faults().wait_context();
   // All ranks have equally many passes: these follow from arguments that are equal on all ranks.
   for (TokenWindow& window = params.window; window.first_token < window.max_tokens;
        window.first_token += window.tokens) {
-    runtime_.executor()->kernels().combine_elastic(params, shape, scope.stream());
+    in->executor()->kernels().combine_elastic(params, shape, scope.stream());
   }
   result.event = scope.finish();
   return result;

@@ -117,7 +117,10 @@ void move_rows(ElasticDispatchParams& sent, const ElasticDispatchResult& results
 
 }  // namespace
 
-ElasticDispatchResult NormalMode::dispatch_elastic(const ElasticDispatchArguments& arguments, const CallOptions& call) {
+ElasticDispatchResult Buffer::dispatch_elastic(const ElasticDispatchArguments& arguments, const CallOptions& call) {
+  const BufferCall in(runtime_, "dispatch_elastic");
+  NormalMode& mode = in.normal();
+  const bool rails = mode.rails();
   DispatchArguments sent;
   sent.x = arguments.x;
   sent.x_scales = arguments.x_scales;
@@ -125,11 +128,11 @@ ElasticDispatchResult NormalMode::dispatch_elastic(const ElasticDispatchArgument
   sent.num_sms = arguments.num_sms;
   sent.topk_idx = arguments.topk_idx;
   sent.topk_weights = arguments.topk_weights;
-  check_elastic_dispatch(arguments, sent, runtime_);
-  if (rails() && arguments.handle != nullptr) check_dispatched(&arguments.handle->route, arguments.x.size(0));
-  CallScope scope = runtime_.begin(call);
+  check_elastic_dispatch(arguments, sent, *runtime_);
+  if (rails && arguments.handle != nullptr) mode.check_dispatched(&arguments.handle->route, arguments.x.size(0));
+  CallScope scope = in->begin(call);
   ElasticDispatchResult result;
-  rails() ? dispatch_by_rails(result, arguments, sent, scope) : dispatch_in_node(result, arguments, sent, scope);
+  (mode.*(rails ? &NormalMode::dispatch_by_rails : &NormalMode::dispatch_in_node))(result, arguments, sent, scope);
   result.event = scope.finish();
   return result;
 }

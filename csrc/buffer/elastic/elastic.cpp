@@ -187,7 +187,7 @@ void make_elastic_results(ElasticDispatchResult& results, const ElasticDispatchA
   if (!expand) wanted.add(results.recv_topk_idx.emplace(), arguments.topk_idx.dtype, {rows, topk});
   if (arguments.topk_weights && expand) wanted.add(results.recv_topk_weights.emplace(), DType::float32, {moved});
   if (arguments.topk_weights && !expand) wanted.add(results.recv_topk_weights.emplace(), DType::float32, {rows, topk});
-  wanted.place(scope.result_tensors(wanted.pieces()));
+  wanted.place(scope.results(wanted.pieces()));
   if (scales && column_major) {
     TensorView turned = results.recv_x_scales->view();
     turned.shape = {moved, scales->size(1)};

@@ -122,19 +122,23 @@ CombineResult sum_returned(const ElasticReturn& back, Runtime& runtime, const Ca
   return result;
 }
 
-ElasticReturn NormalMode::begin_combine_elastic(const ElasticCombineArguments& arguments, const CallOptions& call) {
-  check_elastic_combine(arguments, runtime_);
-  CallScope scope = runtime_.begin(call);
-  ElasticReturn back = scope.inside([&] { return send_back(arguments, scope); });
+ElasticReturn Buffer::begin_combine_elastic(const ElasticCombineArguments& arguments, const CallOptions& call) {
+  const BufferCall in(runtime_, "begin_combine_elastic");
+  NormalMode& mode = in.normal();
+  check_elastic_combine(arguments, *runtime_);
+  CallScope scope = in->begin(call);
+  ElasticReturn back = scope.inside([&] { return mode.send_back(arguments, scope); });
   hand_out_return(back, scope);
   back.event = scope.finish();
   return back;
 }
 
-CombineResult NormalMode::end_combine_elastic(const ElasticReturn& back, const CallOptions& call) {
+CombineResult Buffer::end_combine_elastic(const ElasticReturn& back, const CallOptions& call) {
+  const BufferCall in(runtime_, "end_combine_elastic");
+  static_cast<void>(in.normal());
   if (!back.rows.defined()) throw InvalidArgument("back is empty, allowed: what begin_combine_elastic returned");
-  CallScope scope = runtime_.begin(call);
-  CombineResult result = sum_returned(back, runtime_, scope);
+  CallScope scope = in->begin(call);
+  CombineResult result = sum_returned(back, *runtime_, scope);
   hand_out_return(back, scope);
   result.event = scope.finish();
   return result;

@@ -14,15 +14,15 @@ namespace {
 constexpr std::uint32_t kMostPieceBytes = 8192;
 
 /// The arguments of a call of the node, without its tensors.
-LoadBalanceParams params_of_call(const Runtime& runtime, const IntranodeParams& common, const ConstTensorView& mapping,
-                                 int num_sms) {
+LoadBalanceParams params_of_call(const BufferCall& in, const ConstTensorView& mapping, int num_sms) {
+  const Runtime& runtime = in.runtime();
   check_sms(num_sms);
   LoadBalanceParams params{};
-  params.common = common;
+  params.common = in.normal().common();
   const NodeMembership& nodes = runtime.nodes();
   if (nodes.num_nodes > 1) {
     const int width = nodes.ranks_of_each_node();
-    params.first_rank = common.rank / width * width;
+    params.first_rank = params.common.rank / width * width;
     params.common.rank -= params.first_rank;
     params.common.num_ranks = width;
     params.common.heaps += params.first_rank;
@@ -92,38 +92,40 @@ EventHandle enqueue(Launcher<LoadBalanceParams> kernel, LoadBalanceParams& param
 
 }  // namespace
 
-EventHandle NormalMode::prefetch_weights(const WeightPrefetch& weights, const CallOptions& call) {
+EventHandle Buffer::prefetch_weights(const WeightPrefetch& weights, const CallOptions& call) {
+  const BufferCall in(runtime_, "prefetch_weights");
   const std::size_t tensors = weights.redundant_expert_weights.size();
   if (tensors != weights.expert_weights.size() || tensors < 1 || tensors > kMostPayloads) {
     fail<InvalidArgument>(
         "redundant_expert_weights has {} tensors and expert_weights {}, allowed: equally many, 1 to {}", tensors,
         weights.expert_weights.size(), kMostPayloads);
   }
-  LoadBalanceParams params = params_of_call(runtime_, common_, weights.redundancy_mapping, weights.num_sms);
+  LoadBalanceParams params = params_of_call(in, weights.redundancy_mapping, weights.num_sms);
   for (std::size_t i = 0; i < tensors; ++i) {
-    add_payload(params, runtime_, fmt::format("redundant_expert_weights[{}]", i), weights.redundant_expert_weights[i],
+    add_payload(params, *runtime_, fmt::format("redundant_expert_weights[{}]", i), weights.redundant_expert_weights[i],
                 fmt::format("expert_weights[{}]", i), weights.expert_weights[i], {});
   }
-  const int warps = std::min(runtime_.policy().warps_per_block, kernels::prefetch_weights::kMaxThreads / 32);
+  const int warps = std::min(in->policy().warps_per_block, kernels::prefetch_weights::kMaxThreads / 32);
   const auto bytes = [warps](std::uint32_t of_stage) {
     return WarpStages(Carver::without_memory(), warps, {kPrefetchStages, of_stage}).bytes;
   };
-  const std::size_t room = runtime_.policy().max_shared_bytes - bytes(0);
+  const std::size_t room = in->policy().max_shared_bytes - bytes(0);
   const std::size_t of_stage = room / (static_cast<std::size_t>(warps) * kPrefetchStages) / kLine * kLine;
   cut(params, 0, static_cast<std::uint32_t>(std::min<std::size_t>(of_stage, kMostPieceBytes)));
   const LaunchShape shape{.blocks = 1, .threads = warps * 32, .shared_bytes = bytes(params.piece_bytes)};
-  return enqueue(runtime_.executor()->kernels().prefetch_weights, params, shape, weights.num_sms, runtime_, call);
+  return enqueue(in->executor()->kernels().prefetch_weights, params, shape, weights.num_sms, *runtime_, call);
 }
 
-EventHandle NormalMode::reduce_grads(const GradReduction& grads, const CallOptions& call) {
-  LoadBalanceParams params = params_of_call(runtime_, common_, grads.redundancy_mapping, grads.num_sms);
-  add_payload(params, runtime_, "redundant_expert_grads", grads.redundant_expert_grads, "expert_grads",
+EventHandle Buffer::reduce_grads(const GradReduction& grads, const CallOptions& call) {
+  const BufferCall in(runtime_, "reduce_grads");
+  LoadBalanceParams params = params_of_call(in, grads.redundancy_mapping, grads.num_sms);
+  add_payload(params, *runtime_, "redundant_expert_grads", grads.redundant_expert_grads, "expert_grads",
               grads.expert_grads, {DType::float32});
   cut(params, 1, kGradPieceBytes);
   // Loads of many warps hide how far away the peers' memory is.
-  const int threads = runtime_.warps(kernels::reduce_grads::kMaxThreads) * 32;
-  return enqueue(runtime_.executor()->kernels().reduce_grads, params,
-                 {.blocks = 1, .threads = threads, .shared_bytes = 0}, grads.num_sms, runtime_, call);
+  const int threads = in->warps(kernels::reduce_grads::kMaxThreads) * 32;
+  return enqueue(in->executor()->kernels().reduce_grads, params, {.blocks = 1, .threads = threads, .shared_bytes = 0},
+                 grads.num_sms, *runtime_, call);
 }
 
 }  // namespace deep_ep

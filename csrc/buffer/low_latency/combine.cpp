@@ -163,36 +163,39 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
   return plan;
 }
 
-LowLatencyCombineResult LowLatency::combine(const LowLatencyCombineArguments& arguments, const CallOptions& call) {
-  LowLatencyCombinePlan plan = plan_combine(arguments, setup_);
-  begin(LowLatencyKind::combine, arguments.return_recv_hook, call);
-
-  CallScope scope(runtime_.calls(), call);
-  scope.without_event();
+LowLatencyCombineResult Buffer::low_latency_combine(const LowLatencyCombineArguments& arguments,
+                                                    const CallOptions& call) {
+  const BufferCall in(runtime_, "low_latency_combine");
+  LowLatency& mode = in.low_latency();
+  LowLatencyCombinePlan plan = plan_combine(arguments, mode.setup_);
+  CallScope scope = mode.begin(LowLatencyKind::combine, arguments.return_recv_hook, call);
   LowLatencyCombineResult result;
   if (arguments.out) {
     result.combined_x = Tensor::borrow(*arguments.out);
   } else {
-    const std::vector wanted = {unplaced(setup_.device, DType::bfloat16, {plan.params.num_tokens, plan.params.hidden})};
-    result.combined_x = scope.result_tensors({&wanted, 1}).front();
+    const std::vector wanted = {
+        unplaced(mode.setup_.device, DType::bfloat16, {plan.params.num_tokens, plan.params.hidden})};
+    result.combined_x = scope.results({&wanted, 1}).front();
   }
   plan.params.combined_x = result.combined_x.as<std::byte>();
   const auto keep = [&] { return std::tuple(result.combined_x, arguments.handle->row_table, arguments.owner); };
-  result.event = launch(LowLatencyKind::combine, plan, scope, call.stream, keep, result.hook);
+  result.event = mode.launch(LowLatencyKind::combine, plan, scope, call.stream, keep, result.hook);
   return result;
 }
 
-TensorView LowLatency::combine_buffer(const LowLatencyHandle& handle) {
-  check_handle(handle, setup_);
+TensorView Buffer::low_latency_combine_buffer(const LowLatencyHandle& handle) {
+  const BufferCall in(runtime_, "low_latency_combine_buffer");
+  LowLatency& mode = in.low_latency();
+  check_handle(handle, mode.setup_);
   TensorView view =
-      unplaced(setup_.device, DType::bfloat16,
-               {handle.num_experts / setup_.common.num_ranks, expert_rows(handle, setup_), handle.hidden});
-  if (view.bytes() > combine_buffer_bytes_) {
-    runtime_.executor()->make_current();
-    combine_buffers_.push_back(device_memory<std::byte>(runtime_.executor(), view.bytes()));
-    combine_buffer_bytes_ = view.bytes();
+      unplaced(mode.setup_.device, DType::bfloat16,
+               {handle.num_experts / mode.setup_.common.num_ranks, expert_rows(handle, mode.setup_), handle.hidden});
+  if (view.bytes() > mode.combine_buffer_bytes_) {
+    in->executor()->make_current();
+    mode.combine_buffers_.push_back(device_memory<std::byte>(in->executor(), view.bytes()));
+    mode.combine_buffer_bytes_ = view.bytes();
   }
-  view.data = combine_buffers_.empty() ? nullptr : combine_buffers_.back().get();
+  view.data = mode.combine_buffers_.empty() ? nullptr : mode.combine_buffers_.back().get();
   return view;
 }
 

@@ -140,24 +140,25 @@ LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& argument
   return plan;
 }
 
-LowLatencyDispatchResult LowLatency::dispatch(const LowLatencyDispatchArguments& arguments, const CallOptions& call) {
-  LowLatencyDispatchPlan plan = plan_dispatch(arguments, setup_);
-  begin(LowLatencyKind::dispatch, arguments.return_recv_hook, call);
+LowLatencyDispatchResult Buffer::low_latency_dispatch(const LowLatencyDispatchArguments& arguments,
+                                                      const CallOptions& call) {
+  const BufferCall in(runtime_, "low_latency_dispatch");
+  LowLatency& mode = in.low_latency();
+  LowLatencyDispatchPlan plan = plan_dispatch(arguments, mode.setup_);
+  CallScope scope = mode.begin(LowLatencyKind::dispatch, arguments.return_recv_hook, call);
 
   // The rows by themselves, because they are large and often dropped early.
   LowLatencyDispatchParams& params = plan.params;
   const std::int64_t ranks = params.common.num_ranks, blocks = params.num_local_experts;
-  const bool weighted = weights_travel(arguments, setup_);
-  const Device& device = setup_.device;
+  const bool weighted = weights_travel(arguments, mode.setup_);
+  const Device& device = mode.setup_.device;
   // Programs look at layout_range, but combine does not need it.
   const std::array pieces = {
       received_rows(params, device),
-      std::vector{unplaced(device, DType::int32, {blocks}), unplaced(device, DType::int64, {blocks, ranks})}};
-  const std::array of_handle = {unplaced(device, DType::int32, {blocks, params.expert_rows()}),
-                                unplaced(device, DType::int32, {params.table().height(weighted), ranks})};
-  CallScope scope(runtime_.calls(), call);
-  scope.without_event();
-  const std::vector<Tensor> made = scope.result_tensors(pieces, of_handle);
+      std::vector{unplaced(device, DType::int32, {blocks}), unplaced(device, DType::int64, {blocks, ranks}),
+                  unplaced(device, DType::int32, {blocks, params.expert_rows()}),
+                  unplaced(device, DType::int32, {params.table().height(weighted), ranks})}};
+  const std::vector<Tensor> made = scope.results(pieces, false, 2);
   const auto others = std::span(made).subspan(pieces[0].size());
   LowLatencyDispatchResult result;
   result.recv_x = made[0];
@@ -180,7 +181,7 @@ LowLatencyDispatchResult LowLatency::dispatch(const LowLatencyDispatchArguments&
   params.row_table = others[3].as<std::int32_t>();
 
   const auto keep = [&] { return std::tuple(made, arguments.owner); };
-  result.event = launch(LowLatencyKind::dispatch, plan, scope, call.stream, keep, result.hook);
+  result.event = mode.launch(LowLatencyKind::dispatch, plan, scope, call.stream, keep, result.hook);
   if (too_many_tokens(arguments)) {
     if (result.hook) result.hook();
     check_range("number of tokens (rows of x)", arguments.x.size(0), 0, arguments.max_tokens);

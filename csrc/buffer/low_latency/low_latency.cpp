@@ -21,9 +21,6 @@ LowLatency::LowLatency(Runtime& runtime) : runtime_(runtime) {
   setup_.max_local_experts =
       std::min(runtime.options().max_local_experts, kMostLowLatencyExperts / runtime.num_ranks());
   setup_.low_latency_bytes = runtime.options().low_latency.bytes;
-  if (runtime.rank() == 0 && reach.rails_always && reach.rail_width == 0) {
-    log::info("low latency: rails are asked for always, but rows go {}", reach.describe_rails());
-  }
   LowLatencyParams& common = setup_.common;
   common.rank = runtime.rank();
   common.num_ranks = runtime.num_ranks();
@@ -50,32 +47,25 @@ LowLatency::LowLatency(Runtime& runtime) : runtime_(runtime) {
   common.staging = runtime.layout().staging;
   common.lanes = runtime.options().low_latency.lanes;
   for (const int far : reach.far) common.set_far(far);
-  log::info("buffer: rank {} in low-latency calls: {}", runtime.rank(), describe_reach());
-}
-
-std::string LowLatency::describe_reach() const {
-  const LowLatencyReach& reach = setup_.reach;
-  if (!connections_) return fmt::format("NVLink reaches every rank, {}", reach.describe_rails());
-  return fmt::format("{} of {} ranks are reached by RDMA, {}: {}", reach.far.size(), runtime_.num_ranks(),
-                     reach.describe_rails(), connections_->describe());
 }
 
 std::string LowLatency::describe() const {
   const LowLatencyWindow& window = runtime_.layout().low_latency;
-  return fmt::format("low latency: room for {} tokens and {} of rows from each rank, late ranks are {}, {}",
-                     window.slots, format_bytes(window.source_bytes), masks() ? "masked" : "errors", describe_reach());
+  const std::size_t far = setup_.reach.far.size();
+  return fmt::format("low latency: room for {} tokens and {} of rows from each rank, late ranks are {}, {}, {}{}",
+                     window.slots, format_bytes(window.source_bytes), masks() ? "masked" : "errors",
+                     far == 0 ? "NVLink reaches every rank"
+                              : fmt::format("{} of {} ranks are reached by RDMA", far, runtime_.num_ranks()),
+                     setup_.reach.describe_rails(), far == 0 ? "" : ": " + connections_->describe());
 }
 
-TensorView LowLatency::memory() {
-  shown_ = true;
-  const LowLatencyWindow& window = runtime_.layout().low_latency;
-  return TensorView::contiguous(window.of_calls().in(runtime_.heap()->local()), DType::uint8,
-                                {static_cast<std::int64_t>(window.bytes_of_calls())}, runtime_.device());
-}
-
-LowLatency& LowLatency::masking(const char* call) {
-  if (!masks()) fail<InvalidArgument>("{}: the buffer was made without low_latency.masking", call);
-  return *this;
+TensorView Buffer::low_latency_memory() const {
+  const BufferCall in(runtime_, "low_latency_memory");
+  LowLatency& mode = in.low_latency();
+  mode.shown_ = true;
+  const LowLatencyWindow& window = in->layout().low_latency;
+  return TensorView::contiguous(window.of_calls().in(in->heap()->local()), DType::uint8,
+                                {static_cast<std::int64_t>(window.bytes_of_calls())}, in->device());
 }
 
 void LowLatency::log_masks() {
@@ -102,43 +92,51 @@ void LowLatency::launch_masks(LowLatencyMasksStep step, int rank, std::int32_t* 
   scope.finish();
 }
 
-void LowLatency::update_mask(int rank, bool masked, StreamHandle stream) {
-  check_range("rank", rank, 0, runtime_.num_ranks() - 1);
-  if (!masked) runtime_.faults().raise();  // a rank that has been told that it is masked cannot undo that
-  runtime_.membership()->leave_out(rank, masked);
-  launch_masks(masked ? LowLatencyMasksStep::mask : LowLatencyMasksStep::unmask, rank, nullptr, stream);
+void Buffer::low_latency_update_mask(int rank, bool masked, StreamHandle stream) {
+  const BufferCall in(runtime_, "low_latency_update_mask");
+  LowLatency& mode = in.masking();
+  check_range("rank", rank, 0, in->num_ranks() - 1);
+  if (!masked) in->faults().raise();  // a rank that has been told that it is masked cannot undo that
+  in->membership()->leave_out(rank, masked);
+  mode.launch_masks(masked ? LowLatencyMasksStep::mask : LowLatencyMasksStep::unmask, rank, nullptr, stream);
 }
 
-void LowLatency::query_mask(const TensorView& status, StreamHandle stream) {
-  check_tensor("status", status, runtime_.device(), {DType::int32}, {runtime_.num_ranks()});
-  launch_masks(LowLatencyMasksStep::query, -1, status.as<std::int32_t>(), stream);
+void Buffer::low_latency_query_mask(const TensorView& status, StreamHandle stream) {
+  const BufferCall in(runtime_, "low_latency_query_mask");
+  LowLatency& mode = in.masking();
+  check_tensor("status", status, in->device(), {DType::int32}, {in->num_ranks()});
+  mode.launch_masks(LowLatencyMasksStep::query, -1, status.as<std::int32_t>(), stream);
 }
 
-void LowLatency::clear_mask(StreamHandle stream) {
-  runtime_.faults().raise();
-  for (int rank = 0; rank < runtime_.num_ranks(); ++rank) runtime_.membership()->leave_out(rank, false);
-  launch_masks(LowLatencyMasksStep::unmask, -1, nullptr, stream);
+void Buffer::low_latency_clear_mask(StreamHandle stream) {
+  const BufferCall in(runtime_, "low_latency_clear_mask");
+  LowLatency& mode = in.masking();
+  in->faults().raise();
+  for (int rank = 0; rank < in->num_ranks(); ++rank) in->membership()->leave_out(rank, false);
+  mode.launch_masks(LowLatencyMasksStep::unmask, -1, nullptr, stream);
 }
 
-void LowLatency::clean(StreamHandle stream) {
-  runtime_.faults().raise();
-  log_masks();
-  if (shown_) {  // what waits for its hook lies in the memory that is cleaned
-    for (WaitingParts& of_kind : waiting_) of_kind.receive(of_kind.end());
+void Buffer::low_latency_clean(StreamHandle stream) {
+  const BufferCall in(runtime_, "low_latency_clean");
+  LowLatency& mode = in.low_latency();
+  in->faults().raise();
+  mode.log_masks();
+  if (mode.shown_) {  // what waits for its hook lies in the memory that is cleaned
+    for (WaitingParts& of_kind : mode.waiting_) of_kind.receive(of_kind.end());
   }
-  CallScope scope(runtime_.calls(), {.stream = stream});
+  CallScope scope(in->calls(), {.stream = stream});
   const auto barrier = [&](bool drains) {
-    LowLatencyBarrierParams params{.common = setup_.common, .drains = drains};
+    LowLatencyBarrierParams params{.common = mode.setup_.common, .drains = drains};
     params.common.working_blocks = 1;
-    runtime_.executor()->kernels().barrier_low_latency(params, LaunchShape{1, 64, 0}, scope.stream());
+    in->executor()->kernels().barrier_low_latency(params, LaunchShape{1, 64, 0}, scope.stream());
   };
   // Memory is cleaned behind a barrier, as peers may still write what this rank did not wait for (selections of tokens
   // that have no expert here), and before another one, behind which they send rows of later calls. Every rank
   // makes both, also if its program has not asked for the memory.
   barrier(true);
-  if (shown_) {
-    const LowLatencyWindow& window = setup_.common.window;
-    runtime_.executor()->fill(window.of_calls().in(setup_.common.local), 0, window.bytes_of_calls(), scope.stream());
+  if (mode.shown_) {
+    const LowLatencyWindow& window = mode.setup_.common.window;
+    in->executor()->fill(window.of_calls().in(mode.setup_.common.local), 0, window.bytes_of_calls(), scope.stream());
   }
   barrier(false);
   scope.finish();
@@ -170,17 +168,18 @@ void LowLatency::begin_resume() {
   log_masks();
 }
 
-void LowLatency::resume() {
-  masking("low_latency_resume");
-  BufferExchanges& exchanges = runtime_.bootstrap();
+void Buffer::low_latency_resume() {
+  const BufferCall in(runtime_, "low_latency_resume");
+  LowLatency& mode = in.masking();
+  BufferExchanges& exchanges = in->bootstrap();
   exchanges.begin(Purpose::resuming);
   try {
     agree(exchanges, "low_latency_resume", [&] {
-      begin_resume();
-      resume_together();
+      mode.begin_resume();
+      mode.resume_together();
     });
   } catch (const PeerLeft& left) {
-    runtime_.faults().break_by_rdma(left.what());
+    in->faults().break_by_rdma(left.what());
     throw;
   }
 }

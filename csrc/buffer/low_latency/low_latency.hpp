@@ -47,45 +47,32 @@ class LowLatency : public std::enable_shared_from_this<LowLatency> {
   /// Collective. The runtime's layout has memory for it.
   explicit LowLatency(Runtime& runtime);
 
-  LowLatencyDispatchResult dispatch(const LowLatencyDispatchArguments& arguments, const CallOptions& call);
-  LowLatencyCombineResult combine(const LowLatencyCombineArguments& arguments, const CallOptions& call);
-  TensorView combine_buffer(const LowLatencyHandle& handle);
-  void clean(StreamHandle stream);
-
-  // Ranks that calls leave out: those that the control plane calls lost, and those that the program masks, in the order
-  // of calls. The program's masks are apart from verdicts, and undo none. They are in ControlState, for kernels.
-  /// This object, for a call `call` about masks; InvalidArgument where ranks are never masked.
-  LowLatency& masking(const char* call);
-  void update_mask(int rank, bool masked, StreamHandle stream);
-  void query_mask(const TensorView& status, StreamHandle stream);
-  void clear_mask(StreamHandle stream);
   /// Logs which ranks are masked, and which queue pairs have failed, since the last look.
   void log_masks();
 
-  // Collective, with masks.
-  void resume();
-  /// The first half of resume(), by this rank alone: what it has begun is over.
+  // With masks.
+  /// The first half of low_latency_resume, by this rank alone: what it has begun is over.
   void begin_resume();
-  /// The second: all ranks go on together, also with processes whose buffers are new.
+  /// The second, collective: all ranks go on together, also with processes whose buffers are new.
   void resume_together();
 
-  /// From now on the program may write there, and `clean` cleans it.
-  TensorView memory();
-  /// A line for Buffer::describe.
+  /// A line for Buffer::describe: also which ranks calls reach how, and over which NIC.
   std::string describe() const;
 
  private:
-  /// Throws what an earlier call met, and logs which ranks it masked. A call that receives at once comes after those
-  /// that wait for their hooks; one with a hook needs a place, and ends in no other way.
-  void begin(LowLatencyKind kind, bool hook, const CallOptions& call);
+  friend class Buffer;
+
+  /// The scope of a call. Throws what an earlier call met, and logs which ranks it masked. A call that receives at once
+  /// comes after those that wait for their hooks; one with a hook needs a place, and ends in no other way.
+  CallScope begin(LowLatencyKind kind, bool hook, const CallOptions& call);
   /// Enqueues the first part of a call and finishes the scope. If a hook enqueues the other part, sets `hook`; until
   /// then what `keep()` returns keeps what the kernel uses.
   template <class Params, class Keep>
   EventHandle launch(LowLatencyKind kind, LowLatencyPlan<Params>& plan, CallScope& scope, StreamHandle caller_stream,
                      const Keep& keep, std::function<void()>& hook);
-  /// For people: whom calls reach, whether by rails, over which NIC.
-  std::string describe_reach() const;
   WaitingParts& waiting(LowLatencyKind kind) { return waiting_[static_cast<std::size_t>(kind)]; }
+  // Ranks that calls leave out: those that the control plane calls lost, and those that the program masks, in the order
+  // of calls. The program's masks are apart from verdicts, and undo none. They are in ControlState, for kernels.
   bool masks() const { return runtime_.options().low_latency.masking; }
   void launch_masks(LowLatencyMasksStep step, int rank, std::int32_t* status, StreamHandle stream);
   /// From here on all ranks have made so many calls of each kind, and barriers.
@@ -100,7 +87,7 @@ class LowLatency : public std::enable_shared_from_this<LowLatency> {
   rdma::Connections* connections_ = nullptr;
   std::shared_ptr<LowLatencyMailbox> told_;
   LowLatencySetup setup_;
-  bool shown_ = false;                 ///< has the program been given `memory`?
+  bool shown_ = false;                 ///< has the program been given the memory of calls? It may write there
   std::size_t logged_ = 0;             ///< verdicts
   std::vector<bool> failures_logged_;  ///< [num_ranks], with masking
   std::array<WaitingParts, kLowLatencyKinds> waiting_ = {
@@ -112,17 +99,20 @@ class LowLatency : public std::enable_shared_from_this<LowLatency> {
 
 // How calls of both kinds reach the executor.
 
-inline void LowLatency::begin(LowLatencyKind kind, bool hook, const CallOptions& call) {
+inline CallScope LowLatency::begin(LowLatencyKind kind, bool hook, const CallOptions& call) {
   if (hook && call.async_finish) {
     throw InvalidArgument("return_recv_hook and async_finish are both true, allowed: at most one of them");
   }
   runtime_.faults().raise();
   log_masks();
   WaitingParts& of_kind = waiting(kind);
-  if (!hook) return of_kind.receive(of_kind.end());
-  if (of_kind.parts.size() < WaitingParts::kMost) return;
-  fail<InvalidArgument>("{}: {} calls with return_recv_hook still wait for their hooks, at most {} may; call one first",
-                        of_kind.call, of_kind.parts.size(), WaitingParts::kMost);
+  if (!hook) of_kind.receive(of_kind.end());
+  if (of_kind.parts.size() >= WaitingParts::kMost) {
+    fail<InvalidArgument>(
+        "{}: {} calls with return_recv_hook still wait for their hooks, at most {} may; call one first", of_kind.call,
+        of_kind.parts.size(), WaitingParts::kMost);
+  }
+  return CallScope(runtime_.calls(), call, false);
 }
 
 template <class Params, class Keep>
@@ -149,7 +139,7 @@ EventHandle LowLatency::launch(LowLatencyKind kind, LowLatencyPlan<Params>& plan
   hook = [buffer = weak_from_this(), kind, number = of_kind.end()] {
     const auto alive = buffer.lock();
     if (!alive) throw UseAfterDestroy("the hook of a low-latency call after the buffer's destroy");
-    const OneThread::Use use(alive->runtime_.one_thread(), "a hook of low-latency calls");
+    const BufferCall use(alive->runtime_, "a hook of low-latency calls");
     alive->waiting(kind).receive(number);
   };
   try {

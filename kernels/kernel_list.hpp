@@ -30,7 +30,7 @@
   KERNEL(combine_low_latency_weighted,             LowLatencyCombineParams,   512) \
   KERNEL(combine_low_latency_rdma,                 LowLatencyCombineParams,   384) \
   KERNEL(combine_low_latency_unreduced,            LowLatencyCombineParams,   512) \
-  KERNEL(barrier_low_latency,                      LowLatencyBarrierParams,   128) \
+  KERNEL(barrier_low_latency,                      LowLatencyParams,          128) \
   KERNEL(masks_low_latency,                        LowLatencyMasksParams,     128) \
   KERNEL(number_selections,                        NumberRowsParams,          512) \
   KERNEL(spread_rows,                              SpreadRowsParams,          256) \

@@ -66,7 +66,6 @@ struct Judgement {
   enum class Fate : std::uint8_t { done, peer_left, again, mismatch };
   Fate fate = Fate::done;
   int peer = -1;  ///< the rank that left, or that does something else
-  bool operator==(const Judgement&) const = default;
 };
 /// The same headers on all ranks give each rank its part of one outcome: see above.
 Judgement judge(std::span<const ExchangeHeader> ranks, int rank);

@@ -27,14 +27,9 @@ constexpr std::size_t kChunk = std::size_t{16} * 1024;
 // Words that several processes touch must be lock-free, or they would not work across address spaces.
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
-struct Page {
-  std::uint64_t message_bytes;
-  std::byte chunk[kChunk];
-};
-
 struct alignas(64) Seat {
   std::atomic<std::uint64_t> round;  ///< rounds this rank has entered
-  Page pages[2];                     ///< of odd and even rounds: a slow reader of round n is not disturbed by n+1
+  std::byte chunks[2][kChunk];       ///< of odd and even rounds: a slow reader of round n is not disturbed by n+1
 };
 
 /// A seat for each rank. Fresh memory is all zeros, which is the initial value of every field.
@@ -54,37 +49,26 @@ Segment map_segment(int fd, int size) {
   return {static_cast<Seat*>(memory), [bytes](Seat* seats) { ::munmap(seats, bytes); }};
 }
 
-class SharedMemoryBootstrap final : public Bootstrap {
+/// The all-gather of one rank.
+class Rounds {
  public:
-  SharedMemoryBootstrap(int rank, int size, double timeout_s, Segment segment)
-      : rank_(rank), size_(size), timeout_s_(timeout_s), segment_(std::move(segment)) {}
+  Rounds(int rank, int size, double timeout_s, Segment seats)
+      : rank_(rank), size_(size), timeout_s_(timeout_s), seats_(std::move(seats)) {}
 
-  int rank() const override { return rank_; }
-  int size() const override { return size_; }
-
-  std::vector<std::byte> all_gather(std::span<const std::byte> mine) override {
-    std::vector<std::byte> all(mine.size() * static_cast<std::size_t>(size_));
-    std::size_t done = 0;
-    do {
-      const std::size_t count = std::min(mine.size() - done, kChunk);
-      Page& page = seat(rank_).pages[(round_ + 1) % 2];
-      page.message_bytes = mine.size();
-      std::copy_n(mine.begin() + static_cast<std::ptrdiff_t>(done), count, page.chunk);
+  void operator()(std::span<const std::byte> mine, std::span<std::byte> all) {
+    for (std::size_t done = 0; done < mine.size(); done += kChunk) {
+      const std::span<const std::byte> part = mine.subspan(done, std::min(mine.size() - done, kChunk));
+      std::ranges::copy(part, seat(rank_).chunks[(round_ + 1) % 2]);
       enter_round();
-      std::vector<std::uint64_t> sizes;
-      for (int peer = 0; peer < size_; ++peer) sizes.push_back(seat(peer).pages[round_ % 2].message_bytes);
-      require_equal_sizes(sizes);
       for (int peer = 0; peer < size_; ++peer) {
-        std::copy_n(seat(peer).pages[round_ % 2].chunk, count,
+        std::copy_n(seat(peer).chunks[round_ % 2], part.size(),
                     all.data() + static_cast<std::size_t>(peer) * mine.size() + done);
       }
-      done += count;
-    } while (done < mine.size());
-    return all;
+    }
   }
 
  private:
-  Seat& seat(int rank) const { return segment_[rank]; }
+  Seat& seat(int rank) const { return seats_[rank]; }
 
   std::vector<int> late() const {
     std::vector<int> ranks;
@@ -117,23 +101,23 @@ class SharedMemoryBootstrap final : public Bootstrap {
   double timeout_s_;
   std::uint64_t round_ = 0;
   bool over_ = false;  ///< the ranks may no longer agree on the round
-  Segment segment_;
+  Segment seats_;
 };
 
 }  // namespace
 
 std::shared_ptr<Bootstrap> make_file_bootstrap(int fd, int rank, int size, double timeout_s) {
   require_rank(rank, size);
-  return std::make_shared<SharedMemoryBootstrap>(rank, size, timeout_s, map_segment(fd, size));
+  return make_callback_bootstrap(rank, size, Rounds(rank, size, timeout_s, map_segment(fd, size)));
 }
 
 std::vector<std::shared_ptr<Bootstrap>> make_thread_bootstraps(int size, std::optional<double> timeout_s) {
   require_rank(0, size);
   const double seconds = timeout_in_effect(timeout_s);
-  const auto segment = map_segment(-1, size);
+  const Segment seats = map_segment(-1, size);
   std::vector<std::shared_ptr<Bootstrap>> bootstraps;
   for (int rank = 0; rank < size; ++rank) {
-    bootstraps.push_back(std::make_shared<SharedMemoryBootstrap>(rank, size, seconds, segment));
+    bootstraps.push_back(make_callback_bootstrap(rank, size, Rounds(rank, size, seconds, seats)));
   }
   return bootstraps;
 }

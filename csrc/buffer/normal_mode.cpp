@@ -96,11 +96,9 @@ void require_slots(const LocalRings& rings, int ranks, const NormalParams& commo
 /// The window as a place for all rows at once, if it has room for them.
 std::optional<RowTargets> whole_window(std::byte* window, std::int64_t rows, const RowShape& shape,
                                        const Runtime& runtime) {
-  constexpr std::size_t kPadding = RowTargets::kParts * kLine;
-  const auto count = static_cast<std::size_t>(rows);
-  const std::size_t bytes = runtime.layout().window_bytes;
-  if (bytes < kPadding || (bytes - kPadding) / shape.all_bytes() < count) return std::nullopt;
-  return RowTargets::carve(Carver(window), shape, count);
+  Carver carver(window);
+  const RowTargets targets = RowTargets::carve(carver, shape, static_cast<std::size_t>(rows));
+  return carver.bytes() > runtime.layout().window_bytes ? std::nullopt : std::optional(targets);
 }
 
 /// Copies rows that have landed in the window to the results.
@@ -527,8 +525,9 @@ void NormalMode::exchange_counts(const DispatchArguments& arguments, DispatchHan
   params.node_row = handle.node_row.as<std::int32_t>();
   params.node_counts = handle.node_counts.as<std::int32_t>();
   const auto kernel = rails() ? choices::notify_internode : choices::notify;
-  const LaunchShape shape{std::min(ranks + nodes, runtime_.policy().multiprocessors),
-                          runtime_.warps(kernel.max_threads) * 32, sizeof(device::Numbering)};
+  const int warps = runtime_.warps(kernel.max_threads);
+  const LaunchShape shape{std::min(ranks + nodes, runtime_.policy().multiprocessors), warps * 32,
+                          static_cast<std::size_t>(warps) * sizeof(std::int32_t)};
   (runtime_.executor()->kernels().*kernel.launcher)(params, shape, scope.stream());
 }
 

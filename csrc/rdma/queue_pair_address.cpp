@@ -19,12 +19,6 @@ std::string to_string(const QueuePairAddress& address) {
 }
 
 void check_compatible(const std::string& device, const QueuePairAddress& own, const QueuePairAddress& peer) {
-  if (peer.format != own.format) {
-    fail<RankMismatch>(
-        "RDMA device {}: the peer's address has format {}, this library speaks {}: the ranks run "
-        "different versions",
-        device, peer.format, own.format);
-  }
   if (peer.link_layer != own.link_layer) {
     fail<RankMismatch>("RDMA device {} is {}, the peer is {}: give every rank a device of the same fabric", device,
                        to_string(own.link_layer), to_string(peer.link_layer));
@@ -35,12 +29,6 @@ void check_compatible(const std::string& device, const QueuePairAddress& own, co
     fail<RankMismatch>(
         "RDMA device {}: GID {} here and GID {} of the peer are of different families (IPv4, IPv6): "
         "choose the same kind of GID on all ranks",
-        device, own_gid.address(), peer_gid.address());
-  }
-  if (has_global_route(own, peer) && (own_gid.is_zero() || peer_gid.is_zero())) {
-    fail<RankMismatch>(
-        "RDMA device {}: its port or the peer's needs a global route, but GID {} here or {} of the peer is empty: "
-        "choose another index (DEEP_EP_RDMA_GID_INDEX)",
         device, own_gid.address(), peer_gid.address());
   }
 }

@@ -16,7 +16,6 @@ std::string_view to_string(LinkLayer link_layer);
 /// What one end of a queue pair must know of the other. Plain bytes in the byte order of the machine: all ranks share
 /// one.
 struct QueuePairAddress {
-  std::uint32_t format = 4;  ///< version of this struct
   std::uint32_t queue_pair = 0;
   std::uint32_t packet_number = 0;  ///< first one that this end sends
   std::uint16_t lid = 0;
@@ -29,7 +28,7 @@ struct QueuePairAddress {
   std::uint32_t signal_key = 0;  ///< by which it adds there
   GidBytes gid{};
 };
-static_assert(std::is_trivially_copyable_v<QueuePairAddress> && sizeof(QueuePairAddress) == 44);
+static_assert(std::is_trivially_copyable_v<QueuePairAddress> && sizeof(QueuePairAddress) == 40);
 
 /// A peer that is not ready for a message is asked again for ever. Writes and atomics never need it.
 inline constexpr std::uint8_t kReceiverNotReadyRetries = 7;

@@ -22,9 +22,6 @@ struct RowShape {
     return static_cast<std::uint32_t>(num_topk) * (topk_idx_is_64_bit ? 8 : 4);
   }
   DEEP_EP_HOST_DEVICE std::uint32_t topk_weight_bytes() const { return static_cast<std::uint32_t>(num_topk) * 4; }
-  DEEP_EP_HOST_DEVICE std::uint32_t all_bytes() const {
-    return row_bytes + scale_bytes() + topk_idx_bytes() + topk_weight_bytes() + sizeof(std::int32_t);
-  }
 };
 
 /// The memory for a rank's rows: in the heap (final place or window), or its own, for rows that are copied from rings
@@ -36,9 +33,8 @@ struct RowTargets {
   float* topk_weights;
   std::int32_t* src_idx;
 
-  static constexpr std::size_t kParts = 5;
   /// Room for `rows` rows in a window. Each part begins a line.
-  static RowTargets carve(Carver carver, const RowShape& shape, std::size_t rows) {
+  static RowTargets carve(Carver& carver, const RowShape& shape, std::size_t rows) {
     return {carver.take<std::byte>(rows * shape.row_bytes, kLine),
             carver.take<std::uint32_t>(rows * static_cast<std::size_t>(shape.num_scales), kLine),
             carver.take<std::byte>(rows * shape.topk_idx_bytes(), kLine),

@@ -1,7 +1,7 @@
 // The adding warps of the second interface's combine. Each takes the next part of a token, waits for what the ranks of
 // its selections push, and adds: biases, then the ranks' sums in the order of their last selections, or the rows of all
-// selections in their order. This rank's own rows are read where they lie; several of a token
-// are added into this rank's own place in its window first.
+// selections in their order. This rank's own rows are read where they lie; several of a token are added into this
+// rank's own place in its window first.
 #pragma once
 
 #include "kernels/common/wait.hpp"
@@ -55,7 +55,9 @@ struct ElasticAdder {
   DEEP_EP_DEVICE bool await(const Token& token) const {
     bool good = true;
     if (token.last && !is_own(token)) {
-      good = wait_signal(ReportLate{params.wait}, params.common.flag_from(token.rank, slot_of(token)),
+      const IntranodeParams& common = params.common;
+      good = wait_signal(ReportLate{params.wait},
+                         common.control.pushed_flag(common.own_heap(), token.rank, slot_of(token)),
                          {token.rank, Wanted::combine_rows, Progress::at(epoch, 1)});
     }
     return warp::agree(good);
@@ -123,7 +125,7 @@ struct ElasticAdder {
   /// The parts that this warp adds. Blocks that only add have the first ones.
   DEEP_EP_DEVICE Turns share_out() const {
     const auto parts = static_cast<std::uint32_t>(params.window.tokens_of(params.num_tokens) * params.parts_per_token);
-    std::uint32_t* const drawn = &params.common.state->combine_next_part;
+    std::uint32_t* const drawn = &params.common.state->next_piece;
     if (params.pushes(block_index(), warp_index())) return Turns::of_late_warp(drawn, parts, params.adders);
     const int blocks = grid_blocks() - params.pushing_blocks, block = block_index() - params.pushing_blocks;
     const int number = block >= 0 ? warp_index() * blocks + block

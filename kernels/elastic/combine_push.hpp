@@ -123,7 +123,7 @@ class ElasticPusher {
     if (members > 1 && !last_to_arrive<Scope::block>(shared.arrived + team(), static_cast<std::uint32_t>(members))) {
       return;
     }
-    store_release<Scope::system>(common.flag_to(owner, slot), Progress::at(epoch, 1));
+    store_release<Scope::system>(common.control.pushed_flag(heap, common.rank, slot), Progress::at(epoch, 1));
   }
 
   /// How many warps share a row, so that `rows` rows occupy all pushing warps, and no warp takes a second row.

@@ -72,7 +72,7 @@ DEEP_EP_DEVICE bool meet_and_send(const ElasticDispatchParams& params, std::uint
 #pragma unroll 1
   for (int step = 0; step < 2; ++step) {
     if (tells && step == (params.told.apart() ? 0 : 1)) tell_selections(params, epoch);
-    const bool good = step == 1 || (sends ? meeting.hear_all(ours) : meeting.await_all());
+    const bool good = step == 1 || meeting.hear_all(ours, sends);
     bulk::fence_global();  // windows that are free may be overwritten by bulk stores
     if (step == 0 && !block::all(good)) return false;
   }
@@ -80,11 +80,11 @@ DEEP_EP_DEVICE bool meet_and_send(const ElasticDispatchParams& params, std::uint
 
   // 3. Send.
   sender.send();
-  if (!last_block_to_arrive(&common.state->dispatch_round_ticket, params.sending_blocks)) return true;
+  if (!last_block_to_arrive(&common.state->ticket, params.sending_blocks)) return true;
   block::each(common.num_ranks, [&](int peer) {
     store_release<Scope::system>(common.signal_to(peer, IntranodeSignal::dispatch_rows), Progress::at(epoch, 1));
   });
-  if (thread_index() == 0) store_relaxed<Scope::gpu>(&common.state->dispatch_next_token, std::uint32_t{0});
+  if (thread_index() == 0) store_relaxed<Scope::gpu>(&common.state->next_piece, std::uint32_t{0});
   return true;
 }
 

@@ -30,7 +30,7 @@ struct ToldTokens {
   DEEP_EP_DEVICE bool await_selections(const NumberingShared& shared, bool& agree) const {
     const Meeting meeting = dispatch_meeting(params, epoch);
     // First until all have come: a rank tells nothing before, and is not to blame for one that does not come.
-    bool good = meeting.await_all(), same = true;
+    bool good = meeting.hear_all({}, false), same = true;
     if (!block::all(good)) return false;
     block::each(num_ranks(), [&](int peer) {
       good = wait_signal(params.wait, params.common.signal_from(peer, IntranodeSignal::selections),

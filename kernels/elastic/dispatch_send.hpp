@@ -116,9 +116,8 @@ struct ElasticSender {
     if (!sends()) return;
     if (lane_index() == 0) pipe.init();
     const auto tokens = static_cast<std::uint32_t>(params.window.tokens_of(params.num_tokens));
-    turns =
-        Turns::of_warp(&params.common.state->dispatch_next_token, tokens, params.sending_blocks * params.sending_warps,
-                       warp_index() * params.sending_blocks + block_index() - params.first_sender);
+    turns = Turns::of_warp(&params.common.state->next_piece, tokens, params.sending_blocks * params.sending_warps,
+                           warp_index() * params.sending_blocks + block_index() - params.first_sender);
     ahead = unit_of(turns.turn);
     if (ahead.travels) pipe.begin(row_of(ahead), params.rows.row_bytes);
   }

@@ -42,7 +42,7 @@ DEEP_EP_DEVICE void exchange(const LoadBalanceParams& params, Move move) {
       wait_signal(params.wait, common.signal_from(peer, IntranodeSignal::load_balance_done),
                   {params.first_rank + peer, Wanted::load_balance_done, call.epoch});
     });
-    if (thread_index() == 0) store_relaxed<Scope::gpu>(&common.state->load_balance_next_piece, std::uint32_t{0});
+    if (thread_index() == 0) store_relaxed<Scope::gpu>(&common.state->next_piece, std::uint32_t{0});
   });
 }
 
@@ -97,7 +97,7 @@ struct ReplicatedPieces {
     return {expert, &payload, offset, rest < params.piece_bytes ? rest : params.piece_bytes};
   }
   /// Takes the next one.
-  DEEP_EP_DEVICE ExpertPiece take() { return piece(take_next(&params.common.state->load_balance_next_piece)); }
+  DEEP_EP_DEVICE ExpertPiece take() { return piece(take_next(&params.common.state->next_piece)); }
 };
 
 }  // namespace deep_ep::device

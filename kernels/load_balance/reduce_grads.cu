@@ -45,7 +45,7 @@ struct GradPiece {
 
 /// By a whole warp.
 DEEP_EP_DEVICE void pull_grads(const LoadBalanceParams& params) {
-  std::uint32_t* const next = &params.common.state->load_balance_next_piece;
+  std::uint32_t* const next = &params.common.state->next_piece;
   ReplicatedPieces pieces{params};
   ExpertPiece piece = pieces.take();
   while (piece.exists()) {

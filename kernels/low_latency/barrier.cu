@@ -1,4 +1,5 @@
-// A barrier of the ranks that are not masked, in stream order.
+// A barrier of the ranks that are not masked, in stream order. When it ends, all RDMA operations of earlier calls have
+// arrived.
 #include "kernels/kernel_list.hpp"
 #include "kernels/low_latency/peers.hpp"
 #include "kernels/primitives/launch.hpp"
@@ -8,39 +9,26 @@ namespace deep_ep::device::low_latency {
 using BarrierCall = DispatchCall<true>;
 constexpr int kWord = LowLatencyMailbox::kBarrier;
 
-/// By one thread: tells `peer` that this rank has come to the barrier, releasing what the thread wrote before.
+/// By one thread: tells `peer` that this rank has come to the barrier: a near one releasing what the thread wrote
+/// before, a far one when it sees all that calls have posted to it. The first channel comes last and tells it.
 DEEP_EP_DEVICE void announce_barrier(const BarrierCall& call, int peer) {
   const LowLatencyParams& common = call.common;
   if (!call.is_far(peer)) return call.tell(peer, kWord, call.epoch);
-  rdma::PortChannel<OneThread> port(common.queue_pair(barrier_channel(common.lanes), peer), common.posts);
-  call.tell(port, peer, kWord, call.epoch);
-  port.close();
-}
-
-/// By all threads: waits until far peers see all that calls have posted to them, as the barrier goes by queue pairs of
-/// its own.
-DEEP_EP_DEVICE void drain_calls(const BarrierCall& call) {
-  const LowLatencyParams& common = call.common;
-  block::each(common.num_ranks * common.lanes, [&](int i) {
-    const int peer = i / common.lanes;
-    if (!call.is_far(peer)) return;
 #pragma unroll 1
-    for (int kind = 0; kind < static_cast<int>(kLowLatencyKinds) && !masked(common, peer); ++kind) {
-      const int channel = channel_of(static_cast<LowLatencyKind>(kind), i % common.lanes);
-      rdma::PortChannel<OneThread> port(common.queue_pair(channel, peer), common.posts);
-      // An addition of nothing comes behind all that was posted.
-      port.signal_add(call.own_word(kWord).offset, 0);
-      port.quiet();
-      port.close();
+  for (int channel = low_latency_channels(common.lanes) - 1; channel >= 0 && !masked(common, peer); --channel) {
+    rdma::PortChannel<OneThread> port(common.queue_pair(channel, peer), common.posts);
+    if (channel == 0) {
+      call.tell(port, peer, kWord, call.epoch);
+    } else {
+      port.signal_add(call.own_word(kWord).offset, 0);  // comes behind all that was posted
     }
-  });
-  block::sync();
+    port.quiet();
+    port.close();
+  }
 }
 
-DEEP_EP_DEVICE void barrier_body(const LowLatencyBarrierParams& params, std::byte*) {
-  const LowLatencyParams& common = params.common;
+DEEP_EP_DEVICE void barrier_body(const LowLatencyParams& common, std::byte*) {
   const BarrierCall call(common, common.state->barriers.epoch(), 0);
-  if (params.drains) drain_calls(call);
   block::each(common.num_ranks, [&](int peer) {
     if (!masked(common, peer)) announce_barrier(call, peer);
   });

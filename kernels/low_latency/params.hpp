@@ -54,12 +54,13 @@ struct LowLatencyState {
 };
 
 /// A rank's queue pairs to a peer, so that no two kernels that may run at once share one: for each lane one of each
-/// kind of calls; last the one of barriers.
+/// kind of calls. Barriers, which come when no call is under way, take all of them.
 DEEP_EP_HOST_DEVICE constexpr int channel_of(LowLatencyKind kind, int lane) {
   return lane * static_cast<int>(kLowLatencyKinds) + static_cast<int>(kind);
 }
-DEEP_EP_HOST_DEVICE constexpr int barrier_channel(int lanes) { return channel_of(LowLatencyKind::dispatch, lanes); }
-DEEP_EP_HOST_DEVICE constexpr int low_latency_channels(int lanes) { return barrier_channel(lanes) + 1; }
+DEEP_EP_HOST_DEVICE constexpr int low_latency_channels(int lanes) {
+  return channel_of(LowLatencyKind::dispatch, lanes);
+}
 
 /// With masking, a wait that lasts for so many time-outs ends the call: ranks have mixed up their calls.
 constexpr int kMostTimeouts = 8;
@@ -148,8 +149,7 @@ struct LowLatencyRow {
   // Words of the header.
   static constexpr int kToken = 0;
   DEEP_EP_HOST_DEVICE int selection_word(int k) const { return 1 + k; }
-  DEEP_EP_HOST_DEVICE int slot_word(int k) const { return 1 + num_topk + k; }
-  DEEP_EP_HOST_DEVICE int weight_word(int k) const { return slot_word(k); }
+  DEEP_EP_HOST_DEVICE int second_word(int k) const { return 1 + num_topk + k; }  ///< slot or weight
   DEEP_EP_HOST_DEVICE int header_words() const { return 1 + num_topk * (by_rails || weighted ? 2 : 1); }
 
   // Offsets in the row, without tags.
@@ -286,11 +286,6 @@ struct LowLatencyCombineParams : LowLatencyCallParams {
   std::byte* combined_x;      ///< [num_tokens, hidden] bfloat16
 
   LowLatencySignals signals;  ///< of calls that go unreduced, and only their send part
-};
-
-struct LowLatencyBarrierParams {
-  LowLatencyParams common;
-  bool drains = false;  ///< when it ends, all RDMA operations of earlier calls have arrived
 };
 
 /// A program reads or changes its masks, in the order of calls.

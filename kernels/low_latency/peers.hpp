@@ -21,6 +21,7 @@
 // for all others to begin a combine: what a masked rank writes when it wakes up must not be summed.
 #pragma once
 
+#include "kernels/common/row_copy.hpp"
 #include "kernels/common/wait.hpp"
 #include "kernels/low_latency/params.hpp"
 #include "kernels/primitives/bits.hpp"
@@ -33,11 +34,6 @@ namespace deep_ep::device::low_latency {
 DEEP_EP_DEVICE bool masked(const LowLatencyParams& common, int peer) {
   return common.mask != nullptr && load_relaxed<Scope::gpu>(common.mask + peer) != 0;
 }
-
-/// Consecutive ranks.
-struct RankRange {
-  int first, count;
-};
 
 /// How each rank is reached. `kRdma` false: no rank is far.
 template <bool kRdma>
@@ -55,7 +51,6 @@ struct Topology {
   /// In blocks that post, each warp to one far rank over one lane: the number of the first warp's among these. The
   /// first lanes of all ranks come first.
   DEEP_EP_DEVICE int first_posted() const { return (block_index() - common.working_blocks) * block_warps(); }
-  DEEP_EP_DEVICE bool posts_first_lanes() const { return first_posted() < common.num_far; }
   /// The far rank with so many others below it.
   DEEP_EP_DEVICE int far_rank(int number) const {
     int word = 0;
@@ -82,11 +77,6 @@ struct Topology {
   /// The rank whose row of combine has the part of `rank`: by rails, for another node, this rank's rail there.
   DEEP_EP_DEVICE int sender(int rank) const {
     return uses_rails() && rank >= 0 && !in_own_node(rank) ? rail(node(rank)) : rank;
-  }
-  /// The ranks that get this rank's rows of dispatch through far rank `peer`: without rails that one alone.
-  DEEP_EP_DEVICE RankRange receivers(int peer) const {
-    if (!uses_rails()) return {peer, 1};
-    return {node(peer) * common.rail_width, is_relay(peer) ? static_cast<int>(common.rail_width) : 0};
   }
 };
 
@@ -206,7 +196,9 @@ struct RankCall : Topology<kRdma> {
   template <class Group = OneThread>
   DEEP_EP_DEVICE bool await_progress(int source, int place, Wanted wanted) const {
     const std::uint64_t* const word = word_of(source, Mailbox::progress(epoch, place == 0 ? 0 : lane(place - 1)));
-    return wait_signal<Group>(policy(), word, {source, wanted, Mailbox::progress_value(epoch, place)});
+    return wait_until<Group>(policy(), {source, wanted, epoch}, [&](const Poll&) {
+      return !Group::any(load_acquire<Scope::system>(word) < Mailbox::progress_value(epoch, place));
+    });
   }
 
   // ---- Rows ----
@@ -415,16 +407,16 @@ class CallPoster {
 /// By a whole warp of a block that posts: serves one rank, or one lane to it. `post(poster)` posts what the peer gets
 /// in the call that is sent.
 template <class Call, class Post>
-DEEP_EP_DEVICE void serve_lane(const Call& call, std::uint64_t received, bool sends, rdma::PosterWords* words,
-                               Post post) {
+DEEP_EP_DEVICE void serve_lane(const Call& call, std::uint64_t received, bool sends, RdmaPeerParams* pairs, Post post) {
   const LowLatencyParams& common = call.common;
   const int index = call.first_posted() + warp_index();
   if (index >= common.num_far * common.lanes) return;
   const int peer = call.far_rank(index % common.num_far), lane = index / common.num_far;
   if (warp::any(masked(common, peer))) return;
-  rdma::PosterWords& own = words[warp_index()];
-  own.load(common.queue_pair(channel_of(Call::kCall, lane), peer));
-  CallPoster poster(call, peer, lane, own.pair);
+  RdmaPeerParams& own = pairs[warp_index()];  // which every entry needs
+  copy_words(&own, &common.queue_pair(channel_of(Call::kCall, lane), peer), sizeof own);
+  warp::sync();
+  CallPoster poster(call, peer, lane, own);
   const bool on = lane != 0 || call.tell(poster.queue, peer, LowLatencyMailbox::kAcknowledged, received);
   if (sends && on && poster.await_room()) post(poster);
   poster.close();

@@ -284,7 +284,7 @@ struct CombineAdder {
     const auto token_of = [&](std::uint32_t part) { return static_cast<int>(part / parts_of_token); };
     const auto place_of = [&](std::uint32_t part) { return part < end ? look_up(token_of(part), lane_index()) : -1; };
     std::uint64_t landed = 0;
-    std::uint32_t* const drawn_parts = &transfer().common.state->combine_next_part;
+    std::uint32_t* const drawn_parts = &transfer().common.state->next_piece;
     const int warps = grid_blocks() * transfer().first_warps;
     Turns turns = helps ? Turns::of_late_warp(drawn_parts, end, warps)
                         : Turns::of_warp(drawn_parts, end, warps, warp_index() * grid_blocks() + block_index());
@@ -342,15 +342,14 @@ DEEP_EP_DEVICE bool learn_rows(const CombineParams& params, const Meeting& meeti
       static_cast<std::int32_t>(params.row_bytes), 0, params.num_topk, 0, 0, rows.to_peer, rows.from_peer};
   if (!meeting.agrees(agreed, theirs.agreed, peer)) return false;
   const std::byte* heap = meeting.common.heaps[peer];
-  // Our own rows are read where they lie, also where no peer can read them: they were written before the call.
-  const bool ours = peer == meeting.common.rank;
   const std::int32_t end = rows.first_row + rows.to_peer;
-  rank = {.x = ours ? params.x : heap + theirs.x,
-          .topk_weights = ours ? params.topk_weights : reinterpret_cast<const float*>(heap + theirs.topk_weights),
+  // Our own rows are read where they lie, also where no peer can read them.
+  rank = {.x = heap + theirs.x,
+          .topk_weights = reinterpret_cast<const float*>(heap + theirs.topk_weights),
           .num_rows = theirs.num_rows,
           .first_row = rows.first_row,
           .our_rows = (end < theirs.num_rows ? end : theirs.num_rows) - rows.first_row,
-          .pushed = !ours && theirs.pulled == 0};
+          .pushed = peer != meeting.common.rank && theirs.pulled == 0};
   return true;
 }
 

@@ -350,7 +350,7 @@ struct DispatchSender {
   /// Sends tokens until none is left. False after a fault.
   DEEP_EP_DEVICE bool send_all() const {
     Turns turns =
-        Turns::of_warp(&transfer().common.state->dispatch_next_token, static_cast<std::uint32_t>(transfer().num_tokens),
+        Turns::of_warp(&transfer().common.state->next_piece, static_cast<std::uint32_t>(transfer().num_tokens),
                        grid_blocks() * transfer().first_warps, number());
     Held row = first;
     Held stored = at(transfer().num_tokens);  // whose last piece may not be complete yet

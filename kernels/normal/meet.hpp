@@ -70,23 +70,13 @@ struct Meeting {
   DEEP_EP_DEVICE void announce(const Arrival& ours) const {
     block::each(common.num_ranks, [&](int peer) { tell(peer, ours); });
   }
-  /// By all threads of a block for which no rank waits: until all have come. What they said is not looked at, as a rank
-  /// may be in its next call already. False after a fault that this thread has met.
-  DEEP_EP_DEVICE bool await_all() const {
+  /// By all threads of a block: waits until all ranks have come, and compares their rows with ours. A block for which
+  /// no rank waits does not: a rank may be in its next call already. False after a fault that this thread has met.
+  DEEP_EP_DEVICE bool hear_all(const Arrival& ours, bool compares = true) const {
     bool good = true;
     block::each(common.num_ranks, [&](int peer) {
       Arrival theirs;
-      good = hear(peer, theirs) && good;
-    });
-    return good;
-  }
-  /// By all threads of a block: waits until all ranks have come, and compares their rows with ours. False after a fault
-  /// that this thread has met.
-  DEEP_EP_DEVICE bool hear_all(const Arrival& ours) const {
-    bool good = true;
-    block::each(common.num_ranks, [&](int peer) {
-      Arrival theirs;
-      good = good && hear(peer, theirs) && agrees(ours.agreed, theirs.agreed, peer);
+      good = good && hear(peer, theirs) && (!compares || agrees(ours.agreed, theirs.agreed, peer));
     });
     return good;
   }

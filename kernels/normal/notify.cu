@@ -12,7 +12,6 @@
 // second number comes from a scan of the membership. The first one is known in d's node, where dispatch adds it.
 //
 // Between nodes a source also numbers its tokens for each node: in that order they cross the network.
-#include "kernels/common/numbering.hpp"
 #include "kernels/common/row_comparison.hpp"
 #include "kernels/common/tickets.hpp"
 #include "kernels/kernel_list.hpp"
@@ -25,7 +24,7 @@ namespace deep_ep::device::normal {
 template <bool kRails>
 struct Notify {
   const NotifyParams& params;
-  Numbering& shared;  ///< of the block
+  std::int32_t* members;  ///< [warps of the block], shared: tokens that a warp has found
   std::uint64_t epoch;
 
   DEEP_EP_DEVICE const NormalParams& common() const { return params.common; }
@@ -42,24 +41,56 @@ struct Notify {
     return common().control.counts(common().own_heap(), epoch, source);
   }
 
-  /// By a whole block: numbers our tokens for the rank or node of a column, in their order. A token goes to a node
-  /// once, however many of its ranks want it. Returns how many there are.
+  /// By a whole block: numbers our tokens for the rank or node of a column, in their order; -1: it does not go there. A
+  /// token goes to a node once, however many of its ranks want it. Returns how many there are.
   DEEP_EP_DEVICE std::int32_t number(int column) const {
+    constexpr int kTurns = 8;  // tokens that a thread asks about at once, so that their loads are under way
     const int node = column - grid().num_ranks;
     const bool of_node = kRails && node >= 0;
-    const int first = of_node ? node * grid().width : column, ranks = of_node ? int{grid().width} : 1;
+    const int first_rank = of_node ? node * grid().width : column, ranks = of_node ? int{grid().width} : 1;
     std::int32_t* const numbers = of_node ? params.node_row + node : params.destination_row + column;
     const int stride = of_node ? grid().nodes() : grid().num_ranks;
     const auto is_member = [&](int token) {
-      const std::uint8_t* in_rank = params.is_token_in_rank + std::int64_t{token} * grid().num_ranks + first;
+      const std::uint8_t* in_rank = params.is_token_in_rank + std::int64_t{token} * grid().num_ranks + first_rank;
       bool member = token < params.num_tokens && in_rank[0] != 0;
       for (int index = 1; token < params.num_tokens && index < ranks; ++index) {
         member = member || in_rank[index] != 0;
       }
       return member;
     };
-    return number_members(params.num_tokens, shared, is_member,
-                          [&](int token, int number) { numbers[std::int64_t{token} * stride] = number; });
+    std::int32_t found = 0;
+    for (int first = 0; first < params.num_tokens; first += kTurns * block_threads()) {
+      // 1. Each warp counts among tokens that follow each other, in each turn 32 of them.
+      const auto token_of = [&](int turn) { return first + (warp_index() * kTurns + turn) * kWarpSize + lane_index(); };
+      std::uint32_t asked = 0;
+#pragma unroll
+      for (int turn = 0; turn < kTurns; ++turn) {
+        const bool any = token_of(turn) - lane_index() < params.num_tokens;
+        asked |= any && is_member(token_of(turn)) ? 1u << turn : 0u;
+      }
+      const auto members_of = [&](int turn) { return warp::ballot((asked >> turn & 1) != 0); };
+      int count = 0;
+#pragma unroll
+      for (int turn = 0; turn < kTurns; ++turn) count += count_bits(members_of(turn));
+      if (lane_index() == 0) members[warp_index()] = count;
+      block::sync();
+
+      // 2. It adds those of the warps, turns and lanes before.
+      const int through = warp::inclusive_sum(lane_index() < block_warps() ? members[lane_index()] : 0);
+      int before = found + warp::shuffle(through, warp_index()) - count;
+#pragma unroll
+      for (int turn = 0; turn < kTurns; ++turn) {
+        const std::uint32_t earlier = members_of(turn) & ((1u << lane_index()) - 1);
+        const bool member = (asked >> turn & 1) != 0;
+        if (token_of(turn) < params.num_tokens) {
+          numbers[std::int64_t{token_of(turn)} * stride] = member ? before + count_bits(earlier) : -1;
+        }
+        before += count_bits(members_of(turn));
+      }
+      found += warp::shuffle(through, kWarpSize - 1);
+      block::sync();  // the next turns write the counts again
+    }
+    return found;
   }
 
   /// By a whole block: `with(counts)` for our counts at each rank of this node.
@@ -232,10 +263,9 @@ struct Notify {
 
 template <bool kRails>
 DEEP_EP_DEVICE void notify_body(const NotifyParams& params, std::byte* memory) {
-  auto& shared = *reinterpret_cast<Numbering*>(memory);
   const NormalParams& common = params.common;
   const Call call = Call::begin(common.state->notify, params.wait);
-  const Notify<kRails> notify{params, shared, call.epoch};
+  const Notify<kRails> notify{params, reinterpret_cast<std::int32_t*>(memory), call.epoch};
 
   if (call.begun) {
     // 1. Number our tokens for each rank and each node; the blocks share them. Publish how many there are.
@@ -245,7 +275,7 @@ DEEP_EP_DEVICE void notify_body(const NotifyParams& params, std::byte* memory) {
 
     // 2. Between nodes the last block exchanges counts with the rails.
     if constexpr (kRails) {
-      if (last_block_to_arrive(&common.state->notify_ticket)) notify.exchange();
+      if (last_block_to_arrive(&common.state->ticket)) notify.exchange();
     }
 
     // 3. One block waits for all counts, writes the tables and wakes the host.

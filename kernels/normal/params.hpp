@@ -5,7 +5,6 @@
 
 #include "kernels/common/call.hpp"
 #include "kernels/common/faults.hpp"
-#include "kernels/common/numbering.hpp"
 #include "kernels/common/row_pipe.hpp"
 #include "kernels/common/rows.hpp"
 #include "kernels/common/topk.hpp"
@@ -18,18 +17,14 @@ namespace deep_ep {
 /// This rank's own counters, in device memory. Zero when the buffer is made.
 struct KernelState {
   CallCounter notify, dispatch, combine, barrier, load_balance;
-  CallCounter transfer;  ///< between nodes: dispatches and combines, which share the rings
-  // Blocks (or warps) that have arrived; the last to arrive sets it back to zero.
-  std::uint32_t notify_ticket;
-  std::uint32_t dispatch_round_ticket;
-  std::uint32_t selections_ticket;   ///< of blocks that number selections of the second interface's dispatches
+  CallCounter transfer;             ///< between nodes: dispatches and combines, which share the rings
+  std::uint32_t ticket;             ///< of blocks that have arrived; the last to arrive sets it back to zero
+  std::uint32_t selections_ticket;  ///< the same, of blocks that number selections of the second interface's dispatches
   std::uint64_t selections_counted;  ///< the last call in which all of these have counted
-  // The next token, or part of one, that a warp may take; zero between calls. SMs differ in speed: if tokens were
-  // shared out beforehand, the call would be as slow as the slowest.
-  std::uint32_t dispatch_next_token;
-  std::uint32_t combine_next_part;
+  // The next token, part of one, or piece of an expert that a warp may take; zero between calls. SMs differ in speed:
+  // if these were shared out beforehand, the call would be as slow as the slowest.
+  std::uint32_t next_piece;
   std::uint32_t elastic_next_row;          ///< to be pushed
-  std::uint32_t load_balance_next_piece;   ///< of an expert
   std::uint32_t local_tickets[kMaxRanks];  ///< rows of a dispatch for the local ring of each rank of this node
 };
 
@@ -49,14 +44,6 @@ struct IntranodeParams {
   /// What `peer` raises here.
   DEEP_EP_DEVICE const std::uint64_t* signal_from(int peer, IntranodeSignal kind) const {
     return control.signal(own_heap(), kind, peer);
-  }
-  /// Of a row pushed into `slot` of a window: the flag that this rank raises at `owner`, the one that `source` raises
-  /// here.
-  DEEP_EP_DEVICE std::uint64_t* flag_to(int owner, int slot) const {
-    return control.pushed_flag(heaps[owner], rank, slot);
-  }
-  DEEP_EP_DEVICE const std::uint64_t* flag_from(int source, int slot) const {
-    return control.pushed_flag(own_heap(), source, slot);
   }
 };
 

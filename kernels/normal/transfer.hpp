@@ -530,10 +530,7 @@ DEEP_EP_DEVICE void end_together(const TransferParams& params, const Policy& pol
     store_release<Scope::system>(common.signal_to(grid.first_of_node() + index, signal), Progress::at(epoch, 1));
   }
   // Behind the signals, which would wait for these stores.
-  if (thread_index() == 0) {
-    store_relaxed<Scope::gpu>(&common.state->dispatch_next_token, std::uint32_t{0});
-    store_relaxed<Scope::gpu>(&common.state->combine_next_part, std::uint32_t{0});
-  }
+  if (thread_index() == 0) store_relaxed<Scope::gpu>(&common.state->next_piece, std::uint32_t{0});
   for (int number = thread_index(); number < grid.others(); number += block_threads()) {
     store_relaxed<Scope::gpu>(&common.rails[number].next_chunk, std::uint32_t{0});
   }

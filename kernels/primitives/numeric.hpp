@@ -1,23 +1,12 @@
 // Number formats, bit-exact on every target.
 #pragma once
 
-#include <cstring>
-
 #include "kernels/primitives/target.hpp"
 
 namespace deep_ep::device {
 
-DEEP_EP_HOST_DEVICE float float_from_bits(std::uint32_t bits) {
-  float value;
-  memcpy(&value, &bits, sizeof value);
-  return value;
-}
-
-DEEP_EP_HOST_DEVICE std::uint32_t bits_of(float value) {
-  std::uint32_t bits;
-  memcpy(&bits, &value, sizeof bits);
-  return bits;
-}
+DEEP_EP_HOST_DEVICE constexpr float float_from_bits(std::uint32_t bits) { return __builtin_bit_cast(float, bits); }
+DEEP_EP_HOST_DEVICE constexpr std::uint32_t bits_of(float value) { return __builtin_bit_cast(std::uint32_t, value); }
 
 // Two bf16 in a word, the lower address in the lower half.
 

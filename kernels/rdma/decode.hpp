@@ -22,30 +22,27 @@ struct Operation {
   bool valid = false;  ///< a device accepts it; otherwise only the fields up to `length` count
 };
 
-DEEP_EP_HOST_DEVICE constexpr std::uint64_t wide(std::uint32_t high, std::uint32_t low) {
-  return static_cast<std::uint64_t>(swap32(high)) << 32 | swap32(low);
-}
-
 /// Decodes the entry that must be number `index` of queue pair `number`.
 DEEP_EP_HOST_DEVICE Operation decode(const WorkQueueEntry& entry, std::uint64_t index, std::uint32_t number) {
+  const auto word = [](const Vec16& segment, int at) { return swap32(segment.word[at]); };
+  const auto wide = [&](const Vec16& segment, int at) {
+    return std::uint64_t{word(segment, at)} << 32 | word(segment, at + 1);
+  };
+  const Vec16 &control = entry.segment[0], &remote = entry.segment[1];
   Operation operation;
   operation.index = index;
-  const std::uint32_t first = swap32(entry.segment[0].word[0]);
-  const std::uint32_t second = swap32(entry.segment[0].word[1]);
-  operation.opcode = first & 0xffu;
-  operation.modifier = first >> 24;
-  operation.counter = first >> 8 & 0xffffu;
-  operation.queue_pair = second >> 8;
-  operation.segments = second & 0xffu;
-  operation.signalled = (entry.segment[0].word[2] >> 24 & kFlagSignalled) != 0;
-  const bool adds = operation.opcode == kOpcodeFetchAdd;
-  const bool empty = !adds && operation.segments == 2;
-  const Vec16& remote = entry.segment[1];
+  operation.opcode = word(control, 0) & 0xffu;
+  operation.modifier = word(control, 0) >> 24;
+  operation.counter = word(control, 0) >> 8 & 0xffffu;
+  operation.queue_pair = word(control, 1) >> 8;
+  operation.segments = word(control, 1) & 0xffu;
+  operation.signalled = (control.word[2] >> 24 & kFlagSignalled) != 0;
+  const bool adds = operation.opcode == kOpcodeFetchAdd, empty = !adds && operation.segments == 2;
   const Vec16 data = adds ? entry.segment[3] : entry.segment[2];
-  operation.remote = {wide(remote.word[0], remote.word[1]), swap32(remote.word[2])};
-  if (adds) operation.add = wide(entry.segment[2].word[0], entry.segment[2].word[1]);
-  operation.length = empty ? 0 : swap32(data.word[0]);
-  if (!empty) operation.local = {wide(data.word[2], data.word[3]), swap32(data.word[1])};
+  operation.remote = {wide(remote, 0), word(remote, 2)};
+  if (adds) operation.add = wide(entry.segment[2], 0);
+  if (!empty) operation.length = word(data, 0);
+  if (!empty) operation.local = {wide(data, 2), word(data, 1)};
   const bool of_bytes = operation.segments == 3 && operation.length != 0;  // a data segment of 0 bytes means 2^31
   const bool good =
       adds ? operation.segments == 4 && operation.length == 8 : operation.opcode == kOpcodeWrite && (empty || of_bytes);

@@ -44,8 +44,6 @@ inline constexpr std::uint32_t kCompletionError = 13;          ///< of an operat
 inline constexpr std::uint32_t kCompletionNotYetWritten = 15;  ///< what the memory holds before the first completion
 
 inline constexpr std::uint32_t kFlagSignalled = 0x08;  ///< always a completion entry; otherwise for errors only
-/// Entry numbers in descriptors, doorbells and completions have 16 bits; no more than half of them may be outstanding.
-inline constexpr std::uint32_t kMaxDepth = 32768;
 
 // Both targets are little-endian (every GPU; the hosts that the library supports).
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__);
@@ -82,9 +80,6 @@ DEEP_EP_HOST_DEVICE Vec16 remote_segment(const KeyedAddress& remote) {
 DEEP_EP_HOST_DEVICE Vec16 data_segment(const KeyedAddress& local, std::uint32_t bytes) {
   return {{swap32(bytes), swap32(local.key), swap32(high_half(local.address)), swap32(low_half(local.address))}};
 }
-DEEP_EP_HOST_DEVICE Vec16 add_segment(std::uint64_t add) {
-  return {{swap32(high_half(add)), swap32(low_half(add)), 0, 0}};
-}
 
 // ---- Whole entries. Segments behind the last one keep what they held; the device does not look at them ----
 
@@ -101,7 +96,7 @@ DEEP_EP_HOST_DEVICE void fetch_add_entry(WorkQueueEntry& entry, const EntryHeade
                                          const KeyedAddress& sink, std::uint64_t add) {
   entry.segment[0] = control_segment(header, kOpcodeFetchAdd, 4);
   entry.segment[1] = remote_segment(remote);
-  entry.segment[2] = add_segment(add);
+  entry.segment[2] = {{swap32(high_half(add)), swap32(low_half(add)), 0, 0}};
   entry.segment[3] = data_segment(sink, 8);
 }
 

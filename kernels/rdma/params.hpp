@@ -34,12 +34,14 @@ struct RdmaQueuePair {
   /// Handler `gpu`: a register of the mlx5 device (UAR page), stored behind the record. Other handlers: where a thread
   /// finds the number of entries, in pinned host memory.
   std::uint64_t* doorbell = nullptr;
-  std::uint32_t* doorbell_record =
-      nullptr;                      ///< of the send queue, for the handler `gpu`; null: a thread reads `doorbell`
+  /// Of the send queue, for the handler `gpu`; null: a thread reads `doorbell`.
+  std::uint32_t* doorbell_record = nullptr;
   RdmaQueueState* state = nullptr;  ///< memory of this GPU
   std::uint32_t number = 0;         ///< 24 bits
-  std::uint32_t depth = 0;          ///< power of two, 64 to 32768
-  std::uint32_t batch = 32;         ///< entries after which the doorbell is rung unasked, 1 to depth / 2
+  /// Power of two, 64 to 32768: entry numbers in descriptors, doorbells and completions have 16 bits, and no more than
+  /// half of them may be outstanding.
+  std::uint32_t depth = 0;
+  std::uint32_t batch = 32;  ///< entries after which the doorbell is rung unasked, 1 to depth / 2
   /// Ring, record or payload lie in host memory, or other GPUs wrote the payload: fences have to reach the system.
   bool system_scope = true;
   int peer = -1;                         ///< for messages

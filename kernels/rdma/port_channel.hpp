@@ -29,21 +29,6 @@ DEEP_EP_DEVICE RdmaFailure failure_in(const CompletionEntry& entry, std::uint32_
   return {entry.syndrome, entry.vendor_syndrome, swap32(entry.opcode_number) >> 24};
 }
 
-/// What every entry needs: in shared memory, one for each warp that posts.
-struct alignas(16) PosterWords {
-  RdmaPeerParams pair;  ///< a copy
-
-  /// By a whole warp: copies `from`.
-  DEEP_EP_DEVICE void load(const RdmaPeerParams& from) {
-    constexpr int kWords = static_cast<int>(sizeof(RdmaPeerParams) / sizeof(std::uint64_t));
-    static_assert(sizeof(RdmaPeerParams) % sizeof(std::uint64_t) == 0);
-    for (int i = lane_index(); i < kWords; i += kWarpSize) {
-      reinterpret_cast<std::uint64_t*>(&pair)[i] = load_stream(reinterpret_cast<const std::uint64_t*>(&from) + i);
-    }
-    warp::sync();
-  }
-};
-
 /// Group is OneThread or WholeWarp. In a warp all lanes make every call; those whose `wanted` is false post nothing,
 /// and the others post in the order of the lanes. Offsets are in bytes from the beginning of the heaps. Functions that
 /// return bool return false, in all members, once the queue pair has failed or a wait of this rank has met its
@@ -103,13 +88,6 @@ class PortChannel {
     return true;
   }
 
-  /// Makes `count` entries (at most the depth) writable; waits for completions where the ring is full.
-  DEEP_EP_DEVICE bool make_room(std::uint32_t count) {
-    if (!good_) return false;
-    if (written_ + count - completed_ <= pair_.depth) return true;
-    return wait_for(written_ + count - pair_.depth);
-  }
-
   /// Hands all entries written so far to the device. What the members wrote before, to the ring and to the memory that
   /// the entries name, is visible to the device; what other threads wrote is too, if a barrier or signal that this
   /// group has passed since made it visible to the group.
@@ -139,8 +117,7 @@ class PortChannel {
     if (completed_ < ticket) {
       bool good = true;
       if (Group::leads()) good = poll_until(ticket);
-      good_ = Group::from_leader(good);
-      completed_ = Group::from_leader(completed_);
+      learn(good);
       Group::sync();  // what the leader acquired, the others may read
     }
     return good_;
@@ -152,8 +129,7 @@ class PortChannel {
     if (!good_ || completed_ >= ticket) return true;
     bool good = true;
     if (Group::leads()) good = poll();
-    good_ = Group::from_leader(good);
-    completed_ = Group::from_leader(completed_);
+    learn(good);
     return !good_ || completed_ >= ticket;
   }
 
@@ -175,6 +151,17 @@ class PortChannel {
   }
 
  private:
+  /// Where the ring is full, waits until `count` entries are writable.
+  DEEP_EP_DEVICE bool make_room(std::uint32_t count) {
+    if (!good_) return false;
+    if (written_ + count - completed_ <= pair_.depth) return true;
+    return wait_for(written_ + count - pair_.depth);
+  }
+  /// All members learn what the leader has found, and whether that is `good`.
+  DEEP_EP_DEVICE void learn(bool good) {
+    good_ = Group::from_leader(good);
+    completed_ = Group::from_leader(completed_);
+  }
   DEEP_EP_DEVICE WorkQueueEntry& entry(std::uint64_t index) const {
     return pair_.ring[static_cast<std::uint32_t>(index) & (pair_.depth - 1)];
   }

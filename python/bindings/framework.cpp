@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <deque>
 #include <exception>
 #include <map>
 #include <memory>
@@ -18,6 +19,66 @@
 
 #include "deep_ep/error.hpp"
 #include "deep_ep/executor.hpp"
+
+// The part of the DLPack 1.x binary interface that tensors cross: layouts only, no framework's header.
+// https://dmlc.github.io/dlpack
+namespace deep_ep::dlpack {
+
+enum DeviceType : std::int32_t { kCpu = 1, kCuda = 2, kCudaHost = 3 };
+struct Device {
+  DeviceType type;
+  std::int32_t index;
+};
+
+enum TypeCode : std::uint8_t {
+  kInt = 0,
+  kUInt = 1,
+  kFloat = 2,
+  kOpaque = 3,
+  kBfloat = 4,
+  kBool = 6,
+  kFloat8E4m3fn = 10,
+  kFloat8E5m2 = 12,
+};
+struct DataType {
+  std::uint8_t code;
+  std::uint8_t bits;
+  std::uint16_t lanes;
+  bool operator==(const DataType&) const = default;
+};
+
+struct TensorInfo {  // DLTensor
+  void* data;
+  Device device;
+  std::int32_t dims;
+  DataType dtype;
+  const std::int64_t* shape;
+  const std::int64_t* strides;
+  std::uint64_t byte_offset;
+};
+
+struct ManagedTensor {  // DLManagedTensor: what a capsule named "dltensor" holds
+  TensorInfo tensor;
+  void* context;
+  void (*deleter)(ManagedTensor*);
+};
+
+struct Version {
+  std::uint32_t major;
+  std::uint32_t minor;
+};
+
+/// DLPackExchangeAPI: a table of C functions of a framework, to ask it without Python calls. Results other than 0 mean
+/// that a Python exception is set.
+struct ExchangeApi {
+  Version version;
+  const ExchangeApi* previous;
+  void (*not_used[3])();                                   ///< that make tensors
+  int (*info_from_object)(void* object, TensorInfo* out);  ///< borrows; may be missing
+  int (*current_stream)(DeviceType type, std::int32_t index, void** out);
+};
+
+}  // namespace deep_ep::dlpack
 
 namespace deep_ep::bindings {
 namespace {
@@ -71,6 +132,51 @@ std::optional<DType> type_of_size(const dlpack::DataType& dtype) {
   throw InvalidArgument(fmt::format("{} lies on a device that is neither CPU nor CUDA: {}", name, device));
 }
 
+/// What is asked of PyTorch. nullptr: this one does not have it.
+struct Torch {
+  PyTypeObject* tensor_type;
+  const dlpack::ExchangeApi* exchange = nullptr;
+  py::object from_capsule;
+  py::object raw_stream;
+  py::object empty_strided;
+  py::object quick_empty_on_cpu;  ///< what compiled programs of PyTorch call: in half the time
+  py::object quick_empty_on_gpu;
+  py::object as_strided;
+  py::object out_of_memory;
+  std::vector<py::object> types;                                             ///< by DType: torch.dtype
+  std::deque<std::pair<TensorSpec, std::pair<py::tuple, py::tuple>>> known;  ///< shapes and strides
+
+  Torch() {
+    const py::module_ module = py::module_::import("torch");
+    const py::object tensor = module.attr("Tensor");
+    tensor_type = reinterpret_cast<PyTypeObject*>(tensor.ptr());
+    if (py::hasattr(tensor, "__dlpack_c_exchange_api__")) {
+      const py::object capsule = tensor.attr("__dlpack_c_exchange_api__");
+      auto* api = static_cast<const dlpack::ExchangeApi*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+      if (api == nullptr) PyErr_Clear();
+      while (api != nullptr && api->version.major > 1) api = api->previous;
+      if (api != nullptr && api->version.major == 1 && api->info_from_object != nullptr) exchange = api;
+    }
+    const auto found = [](py::handle in, const char* name) { return py::getattr(in, name, py::handle()); };
+    const py::object internals = module.attr("_C");
+    from_capsule = found(internals, "_from_dlpack");
+    raw_stream = found(internals, "_cuda_getCurrentRawStream");
+    const py::object guards = py::getattr(py::getattr(internals, "_dynamo", py::none()), "guards", py::none());
+    quick_empty_on_cpu = found(guards, "_empty_strided_cpu");
+    quick_empty_on_gpu = found(guards, "_empty_strided_cuda");
+    empty_strided = found(module, "empty_strided");
+    as_strided = found(module, "as_strided");
+    out_of_memory = found(module.attr("cuda"), "OutOfMemoryError");
+    for (const KnownType& type : kTypes) types.push_back(found(module, type.name));
+  }
+};
+
+/// Found at the first call. Never destroyed: the objects live as long as the interpreter.
+Torch& torch() {
+  static auto* found = new Torch;
+  return *found;
+}
+
 /// Its shape and its strides.
 std::pair<py::tuple, py::tuple> tuples_of(const TensorSpec& spec) {
   const auto dims = static_cast<std::size_t>(spec.dims);
@@ -115,10 +221,10 @@ class FrameworkStorage final : public Tensor::Storage {
   /// PyTorch is told of streams by its own users.
   void record_stream(StreamHandle) override {}
   /// The tensor as `view` has it. Needs the GIL.
-  py::object object(const TensorSpec& view, py::handle as_strided) const {
+  py::object object(const TensorSpec& view) const {
     if (view.elements() != 0 && same_layout(view, made_)) return py::reinterpret_borrow<py::object>(object_);
     const auto [shape, strides] = tuples_of(view);
-    return call(as_strided, py::handle(object_), shape, strides);
+    return call(torch().as_strided, py::handle(object_), shape, strides);
   }
 
  private:
@@ -126,55 +232,53 @@ class FrameworkStorage final : public Tensor::Storage {
   TensorSpec made_;  ///< shape and strides of the object
 };
 
-}  // namespace
-
-Framework& Framework::instance() {
-  static auto* framework = new Framework;
-  return *framework;
-}
-
-Framework::Framework() {
-  const py::module_ torch = py::module_::import("torch");
-  const py::object tensor = torch.attr("Tensor");
-  tensor_type_ = reinterpret_cast<PyTypeObject*>(tensor.ptr());
-  if (py::hasattr(tensor, "__dlpack_c_exchange_api__")) {
-    const py::object capsule = tensor.attr("__dlpack_c_exchange_api__");
-    auto* api = static_cast<const dlpack::ExchangeApi*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
-    if (api == nullptr) PyErr_Clear();
-    while (api != nullptr && api->version.major > 1) api = api->previous;
-    if (api != nullptr && api->version.major == 1 && api->info_from_object != nullptr) available_exchange_ = api;
+/// Lets `tensor` know the current stream, on which a program drops it: often one that has used it. Without the GIL,
+/// too.
+void record_current_stream(const Tensor& tensor) noexcept {
+  const deep_ep::Device device = tensor.view().device;
+  // Older versions cannot be asked without the GIL.
+  if (device.kind != deep_ep::Device::Kind::cuda || torch().exchange == nullptr) return;
+  try {
+    void* stream = nullptr;
+    if (torch().exchange->current_stream(dlpack::kCuda, device.index, &stream) != 0) return;
+    if (!tensor.storage()->knows_stream(stream)) tensor.record_stream(stream);
+  } catch (const std::exception&) {
+    // At exit the driver may be gone; the memory goes with it.
   }
-  exchange_ = available_exchange_;
-  const auto found = [](py::handle in, const char* name) { return py::getattr(in, name, py::handle()); };
-  const py::object internals = torch.attr("_C");
-  from_capsule_ = found(internals, "_from_dlpack");
-  raw_stream_ = found(internals, "_cuda_getCurrentRawStream");
-  const py::object guards = py::getattr(py::getattr(internals, "_dynamo", py::none()), "guards", py::none());
-  quick_empty_on_cpu_ = found(guards, "_empty_strided_cpu");
-  quick_empty_on_gpu_ = found(guards, "_empty_strided_cuda");
-  empty_strided_ = found(torch, "empty_strided");
-  as_strided_ = found(torch, "as_strided");
-  out_of_memory_ = found(torch.attr("cuda"), "OutOfMemoryError");
-  for (const KnownType& type : kTypes) types_.push_back(found(torch, type.name));
 }
 
-bool Framework::use_exchange_api(bool use) {
-  const bool before = exchange_ != nullptr;
-  exchange_ = use ? available_exchange_ : nullptr;
-  return before;
+/// Types that the library does not know have a code that says no more than that.
+dlpack::DataType look_at_attributes(py::handle object, const char* name, TensorView& view) {
+  const auto is = [&](const char* property) { return object.attr(property).cast<bool>(); };
+  const bool gpu = is("is_cuda");
+  if (!(gpu || is("is_cpu")) || is("is_sparse") || is("is_quantized")) refuse_storage(object, name);
+  view.data = reinterpret_cast<void*>(object.attr("data_ptr")().cast<std::uintptr_t>());
+  if (gpu) view.device = {deep_ep::Device::Kind::cuda, object.attr("get_device")().cast<int>()};
+  const auto shape = py::reinterpret_borrow<py::tuple>(object.attr("shape"));
+  const auto strides = py::tuple(object.attr("stride")());
+  view.dims = static_cast<int>(shape.size());
+  for (std::size_t dim = 0; dim < shape.size() && dim < kMaxDims; ++dim) {
+    view.shape[dim] = shape[dim].cast<std::int64_t>();
+    view.strides[dim] = strides[dim].cast<std::int64_t>();
+  }
+  const py::object dtype = object.attr("dtype");
+  const auto known = std::ranges::find_if(torch().types, [&](const py::object& type) { return type.is(dtype); });
+  if (known != torch().types.end()) return kTypes[static_cast<std::size_t>(known - torch().types.begin())].dtype;
+  return {dlpack::kOpaque, static_cast<std::uint8_t>(8 * object.attr("element_size")().cast<int>()), 1};
 }
 
-TensorArgument Framework::look(py::handle object, const char* name, Accept accept) const {
-  if (!PyObject_TypeCheck(object.ptr(), tensor_type_)) {
+/// A tensor of the framework, without the questions that take long.
+TensorArgument look(py::handle object, const char* name) {
+  if (!PyObject_TypeCheck(object.ptr(), torch().tensor_type)) {
     throw py::type_error(
         fmt::format("{} is of type {}, expected a torch.Tensor", name, Py_TYPE(object.ptr())->tp_name));
   }
   TensorArgument argument{.object = py::reinterpret_borrow<py::object>(object), .view = {}};
   TensorView& view = argument.view;
   dlpack::DataType dtype{};
-  if (exchange_ != nullptr) {
+  if (torch().exchange != nullptr) {
     dlpack::TensorInfo info{};
-    if (exchange_->info_from_object(object.ptr(), &info) != 0) {
+    if (torch().exchange->info_from_object(object.ptr(), &info) != 0) {
       PyErr_Clear();  // the framework's text is a dump of its C++ stack
       refuse_storage(object, name);
     }
@@ -194,17 +298,50 @@ TensorArgument Framework::look(py::handle object, const char* name, Accept accep
     throw InvalidArgument(fmt::format("{} has {} dimensions, allowed: at most {}", name, view.dims, kMaxDims));
   }
   std::optional<DType> known = library_type(dtype);
-  if (!known && accept == Accept::any_type) {
-    known = type_of_size(dtype);
-    argument.renamed = true;
-  }
+  argument.renamed = !known;
+  if (!known) known = type_of_size(dtype);
   if (!known) refuse_dtype(object, name);
   view.dtype = *known;
   return argument;
 }
 
-TensorArgument Framework::borrow(py::handle object, const char* name, Accept accept) const {
-  TensorArgument argument = look(object, name, accept);
+/// Calls ask for the same few shapes over and over, and making the numbers of a tuple takes half as long as a tensor.
+std::pair<py::tuple, py::tuple> known_tuples(const TensorSpec& spec) {
+  for (const auto& [known, tuples] : torch().known) {
+    if (same_layout(known, spec)) return tuples;
+  }
+  constexpr std::size_t kMost = 8;
+  if (torch().known.size() == kMost) torch().known.pop_front();
+  return torch().known.emplace_back(spec, tuples_of(spec)).second;
+}
+
+/// A new tensor of the framework for the current stream. Ones without elements get one, as PyTorch gives them no
+/// address.
+TensorArgument empty(const TensorSpec& wanted) {
+  const auto [shape, strides] = known_tuples(with_memory(wanted));
+  const py::handle type = torch().types[static_cast<std::size_t>(wanted.dtype)];
+  const py::handle quick =
+      wanted.device.kind == deep_ep::Device::Kind::cuda ? torch().quick_empty_on_gpu : torch().quick_empty_on_cpu;
+  if (torch().exchange != nullptr && quick) {
+    TensorArgument made = look(call(quick, shape, strides, type), "a result");
+    // It is made for the current GPU, which the end of some other object may just have changed.
+    if (made.view.device == wanted.device) return made;
+  }
+  return look(
+      torch().empty_strided(shape, strides, py::arg("dtype") = type, py::arg("device") = to_string(wanted.device)),
+      "a result");
+}
+
+}  // namespace
+
+TensorView view_of(py::handle object, const char* name) {
+  const TensorArgument argument = borrow(object, name);
+  if (argument.renamed) refuse_dtype(object, name);
+  return argument.view;
+}
+
+TensorArgument borrow(py::handle object, const char* name) {
+  TensorArgument argument = look(object, name);
   // Complex tensors and their parts are the only ones, and parts have gaps. The question is a call of Python, which
   // takes as long as all the rest where a mode is on, as torch.set_default_device sets one.
   const bool real = argument.view.dtype == DType::float32 || argument.view.dtype == DType::float16;
@@ -221,93 +358,35 @@ TensorArgument Framework::borrow(py::handle object, const char* name, Accept acc
   return argument;
 }
 
-/// Types that the library does not know have a code that says no more than that.
-dlpack::DataType Framework::look_at_attributes(py::handle object, const char* name, TensorView& view) const {
-  const auto is = [&](const char* property) { return object.attr(property).cast<bool>(); };
-  const bool gpu = is("is_cuda");
-  if (!(gpu || is("is_cpu")) || is("is_sparse") || is("is_quantized")) refuse_storage(object, name);
-  view.data = reinterpret_cast<void*>(object.attr("data_ptr")().cast<std::uintptr_t>());
-  if (gpu) view.device = {deep_ep::Device::Kind::cuda, object.attr("get_device")().cast<int>()};
-  const auto shape = py::reinterpret_borrow<py::tuple>(object.attr("shape"));
-  const auto strides = py::tuple(object.attr("stride")());
-  view.dims = static_cast<int>(shape.size());
-  for (std::size_t dim = 0; dim < shape.size() && dim < kMaxDims; ++dim) {
-    view.shape[dim] = shape[dim].cast<std::int64_t>();
-    view.strides[dim] = strides[dim].cast<std::int64_t>();
-  }
-  const py::object dtype = object.attr("dtype");
-  const auto known = std::ranges::find_if(types_, [&](const py::object& type) { return type.is(dtype); });
-  if (known != types_.end()) return kTypes[static_cast<std::size_t>(known - types_.begin())].dtype;
-  return {dlpack::kOpaque, static_cast<std::uint8_t>(8 * object.attr("element_size")().cast<int>()), 1};
-}
-
-/// Calls ask for the same few shapes over and over, and making the numbers of a tuple takes half as long as a tensor.
-std::pair<py::tuple, py::tuple> Framework::known_tuples(const TensorSpec& spec) const {
-  for (const auto& [known, tuples] : known_) {
-    if (same_layout(known, spec)) return tuples;
-  }
-  constexpr std::size_t kMost = 8;
-  if (known_.size() == kMost) known_.pop_front();
-  return known_.emplace_back(spec, tuples_of(spec)).second;
-}
-
-TensorArgument Framework::empty(const TensorSpec& wanted) const {
-  const auto [shape, strides] = known_tuples(with_memory(wanted));
-  const py::handle type = dtype_object(wanted.dtype);
-  const py::handle quick =
-      wanted.device.kind == deep_ep::Device::Kind::cuda ? quick_empty_on_gpu_ : quick_empty_on_cpu_;
-  if (exchange_ != nullptr && quick) {
-    TensorArgument made = look(call(quick, shape, strides, type), "a result");
-    // It is made for the current GPU, which the end of some other object may just have changed.
-    if (made.view.device == wanted.device) return made;
-  }
-  return look(empty_strided_(shape, strides, py::arg("dtype") = type, py::arg("device") = to_string(wanted.device)),
-              "a result");
-}
-
-py::object Framework::hand_out(const Tensor& tensor) const {
+py::object hand_out(const Tensor& tensor) {
   if (!tensor.defined()) return py::none();
   const auto* result = dynamic_cast<const FrameworkStorage*>(tensor.storage().get());
-  if (result != nullptr) return result->object(tensor.view(), as_strided_);
+  if (result != nullptr) return result->object(tensor.view());
   auto owner = std::make_unique<HandedOut>(HandedOut{{}, tensor});
   const TensorView& view = owner->tensor.view();
   const bool gpu = view.device.kind == deep_ep::Device::Kind::cuda;
   const dlpack::Device device{gpu ? dlpack::kCuda : dlpack::kCpu, gpu ? view.device.index : 0};
   const auto give_back = [](dlpack::ManagedTensor* managed) {
     const std::unique_ptr<HandedOut> ended(static_cast<HandedOut*>(managed->context));
-    instance().record_current_stream(ended->tensor);
+    record_current_stream(ended->tensor);
   };
   owner->managed = {{view.data, device, view.dims, kTypes[static_cast<std::size_t>(view.dtype)].dtype,
                      view.shape.data(), view.strides.data(), 0},
                     owner.get(),
                     give_back};
-  py::object object = call(from_capsule_, py::capsule(&owner->managed, "dltensor"));
+  py::object object = call(torch().from_capsule, py::capsule(&owner->managed, "dltensor"));
   owner.release();  // NOLINT(bugprone-unused-return-value): from here on the framework has it, and its deleter ends it
   return object;
 }
 
-void Framework::record_current_stream(const Tensor& tensor) const noexcept {
-  const deep_ep::Device device = tensor.view().device;
-  // Older versions cannot be asked without the GIL.
-  if (device.kind != deep_ep::Device::Kind::cuda || available_exchange_ == nullptr) return;
-  try {
-    void* stream = nullptr;
-    if (available_exchange_->current_stream(dlpack::kCuda, device.index, &stream) != 0) return;
-    if (!tensor.storage()->knows_stream(stream)) tensor.record_stream(stream);
-  } catch (const std::exception&) {
-    // At exit the driver may be gone; the memory goes with it.
-  }
-}
-
-StreamHandle Framework::current_stream(const deep_ep::Device& device) const {
+StreamHandle current_stream(const deep_ep::Device& device) {
   if (device.kind != deep_ep::Device::Kind::cuda) return nullptr;
-  if (exchange_ != nullptr) {
+  if (torch().exchange != nullptr) {
     void* stream = nullptr;
-    if (exchange_->current_stream(dlpack::kCuda, device.index, &stream) != 0) throw py::error_already_set();
+    if (torch().exchange->current_stream(dlpack::kCuda, device.index, &stream) != 0) throw py::error_already_set();
     return stream;
   }
-  if (!raw_stream_) throw InvalidArgument("a CUDA tensor, but this PyTorch was built without CUDA");
-  return reinterpret_cast<void*>(raw_stream_(device.index).cast<std::uintptr_t>());
+  return reinterpret_cast<void*>(torch().raw_stream(device.index).cast<std::uintptr_t>());
 }
 
 // Events.
@@ -328,13 +407,13 @@ Event Event::of_current_stream() {
   if (!cuda.attr("is_initialized")().cast<bool>()) return event;
   const int device = cuda.attr("current_device")().cast<int>();
   event.executor_ = gpu_executor(device);
-  event.event_ = event.executor_->record_event(Framework::instance().current_stream({Device::Kind::cuda, device}));
+  event.event_ = event.executor_->record_event(current_stream({Device::Kind::cuda, device}));
   return event;
 }
 
 void Event::wait_on_current_stream() const {
   if (!executor_ || executor_->device().kind == Device::Kind::cpu) return;
-  const StreamHandle stream = Framework::instance().current_stream(executor_->device());
+  const StreamHandle stream = current_stream(executor_->device());
   executor_->wait_event(stream, event_);
   for (const auto& kept : kept_) {
     if (const auto storage = kept.lock()) storage->record_stream(stream);
@@ -361,7 +440,8 @@ SegmentsOut& segments_out() {
 py::list describe(std::span<const TensorView> wanted) {
   py::list list;
   for (const TensorView& view : wanted) {
-    list.append(py::make_tuple(tuples_of(with_memory(view)).first, Framework::instance().dtype_object(view.dtype)));
+    list.append(
+        py::make_tuple(tuples_of(with_memory(view)).first, torch().types[static_cast<std::size_t>(view.dtype)]));
   }
   return list;
 }
@@ -373,10 +453,9 @@ class FrameworkResults final : public ResultTensors {
   std::vector<Tensor> make(std::span<const TensorView> wanted, const Order& order) override {
     const py::gil_scoped_acquire gil;
     if (wanted.empty()) return {};
-    const Framework& framework = Framework::instance();
     // PyTorch's memory on the CPU knows no streams.
     const bool cpu = wanted[0].device.kind == Device::Kind::cpu;
-    const bool on_current = cpu || framework.current_stream(wanted[0].device) == order.stream;
+    const bool on_current = cpu || current_stream(wanted[0].device) == order.stream;
     try {
       if (!cpu && (!on_current || order.other)) {
         return tensors_over(
@@ -384,10 +463,10 @@ class FrameworkResults final : public ResultTensors {
       }
       std::vector<Tensor> made;
       made.reserve(wanted.size());
-      for (const TensorView& view : wanted) made.push_back(tensor_over(framework.empty(view), view));
+      for (const TensorView& view : wanted) made.push_back(tensor_over(empty(view), view));
       return made;
     } catch (const py::error_already_set& error) {
-      if (!error.matches(framework.out_of_memory())) throw;
+      if (!error.matches(torch().out_of_memory)) throw;
       const std::string text = error.what();  // with a dump of PyTorch's C++ stack
       throw OutOfMemory(
           fmt::format("PyTorch has no memory for the results of a call: {}", text.substr(0, text.find('\n'))));
@@ -400,7 +479,7 @@ class FrameworkResults final : public ResultTensors {
     const py::handle helper(helper_.get());
     if (wanted.empty() || !helper.attr("in_heap").cast<bool>()) return {};
     const bool gpu = wanted[0].device.kind == Device::Kind::cuda;  // only tests make others
-    const bool on_other = gpu && Framework::instance().current_stream(wanted[0].device) != order.stream;
+    const bool on_other = gpu && current_stream(wanted[0].device) != order.stream;
     const SetWithin segments(current_heap, heap);
     const py::object tensors =
         helper.attr("make_in_heap")(describe(wanted), reinterpret_cast<std::uintptr_t>(order.stream), on_other,
@@ -423,7 +502,7 @@ class FrameworkResults final : public ResultTensors {
     std::vector<Tensor> tensors;
     for (const TensorView& view : wanted) {
       const py::object tensor = made[py::int_(tensors.size())];
-      tensors.push_back(tensor_over(Framework::instance().look(tensor, "a result"), view));
+      tensors.push_back(tensor_over(look(tensor, "a result"), view));
     }
     return tensors;
   }

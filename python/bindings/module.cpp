@@ -55,7 +55,7 @@ void define_events(py::module_& module) {
       .def("__copy__", [](const Event& event) { return event; })
       .def("__deepcopy__", [](const Event& event, const py::dict&) { return event; });
   py::class_<ReceiveHook>(module, "ReceiveHook", "Enqueues the receive part of a low-latency call. Call it once.")
-      .def("__call__", &ReceiveHook::call);
+      .def("__call__", [](const ReceiveHook& hook) { hook.receive(); });
 }
 
 /// How the ranks of Python's buffers find each other: over a function of Python that gathers bytes. Without an exchange
@@ -107,7 +107,6 @@ PYBIND11_MODULE(_native, module) {
   // The library's table of environment variables is the one place that reads them, for Python as well.
   module.def("environment_text", &deep_ep::environment_text);
   module.def("gpu_address", &deep_ep::cuda_device_pci_address);
-  module.def("use_exchange_api", [](bool use) { return Framework::instance().use_exchange_api(use); });
   module.attr("max_topk") = deep_ep::Buffer::kMaxTopk;
   module.def("heap_bytes_hint", &deep_ep::Buffer::heap_bytes_hint);
   module.def("heap_bytes_for", &deep_ep::Buffer::heap_bytes_for);

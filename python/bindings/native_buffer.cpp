@@ -35,30 +35,35 @@ void check_length(const py::tuple& handle, std::size_t length, const char* call)
       fmt::format("handle has {} elements, expected the tuple of {} that {} returned", handle.size(), length, call));
 }
 
-/// In the form of what was sent.
-py::object hand_out_rows(const Tensor& rows, const std::optional<Tensor>& scales, const RowsArgument& sent) {
-  const auto as = [](py::object made, const TensorArgument& like) {
+/// Rows of a call's arguments, and maybe their scales, which received ones look like.
+struct SentRows {
+  TensorArgument x;
+  std::optional<TensorArgument> x_scales;
+
+  template <class Arguments>
+  SentRows(ArgumentReader& read, Arguments& arguments) {
+    read("x", x);
+    read("x_scales", x_scales);
+    arguments.x = x.view;
+    if (x_scales) arguments.x_scales = x_scales->view;
+  }
+  py::object hand_out(const Tensor& rows, const std::optional<Tensor>& scales) const {
+    if (!scales) return as(rows, x);
+    return py::make_tuple(as(rows, x), as(*scales, *x_scales));
+  }
+  static py::object as(const Tensor& tensor, const TensorArgument& like) {
+    py::object made = bindings::hand_out(tensor);
     return like.renamed ? made.attr("view")(like.object.attr("dtype")) : made;
-  };
-  py::object handed_out = as(hand_out(rows), sent.rows);
-  if (!scales) return handed_out;
-  return py::make_tuple(handed_out, as(hand_out(*scales), *sent.scales));
-}
+  }
+};
 
-template <class Arguments>
-RowsArgument read_rows(ArgumentReader& read, Arguments& arguments) {
-  auto x = read.get<RowsArgument>("x");
-  arguments.x = x.rows.view;
-  if (x.scales) arguments.x_scales = x.scales->view;
-  return x;
-}
-
-/// The events that a call comes behind, and whether it leaves one.
+/// The last arguments: the events that a call comes behind, and whether it leaves one.
 CallOptions read_order(ArgumentReader& read, bool elastic = false) {
   CallOptions options;
   read("previous_event", options.previous_event);
   if (elastic) read("previous_event_before_epilogue", options.also_after);
   read("async_finish", options.async_finish);
+  read.end();
   return options;
 }
 
@@ -105,15 +110,14 @@ class LowLatencyHandles {
                       src_info.describe()));
     }
     LowLatencyHandle result = kept->handle;
-    const auto max_tokens = read.get<std::int64_t>("handle[2]");
-    read("handle[3]", result.hidden);
-    const auto num_experts = read.get<std::int64_t>("handle[4]");
-    const auto require_same = [](int index, std::int64_t given, std::int64_t dispatched) {
+    const auto require_same = [&](const char* name, std::int64_t dispatched) {
+      const auto given = read.get<std::int64_t>(name);
       if (given == dispatched) return;
-      throw InvalidArgument(fmt::format("handle[{}] is {}, but the dispatch had {}", index, given, dispatched));
+      throw InvalidArgument(fmt::format("{} is {}, but the dispatch had {}", name, given, dispatched));
     };
-    require_same(2, max_tokens, result.max_tokens);
-    require_same(4, num_experts, result.num_experts);
+    require_same("handle[2]", result.max_tokens);
+    read("handle[3]", result.hidden);
+    require_same("handle[4]", result.num_experts);
     return {std::move(kept), std::move(result)};
   }
 
@@ -121,13 +125,6 @@ class LowLatencyHandles {
   std::unordered_map<const void*, std::weak_ptr<Kept>> by_address_;
   std::size_t tidy_at_ = 64;  ///< at so many entries, those of dead handles are removed
 };
-
-/// The expert's rows lie in the combine buffer already; x only has to look like them.
-void check_zero_copy(const ConstTensorView& x, const TensorView& buffer) {
-  if (x.dims == buffer.dims && x.dtype == buffer.dtype && x.shape == buffer.shape) return;
-  throw InvalidArgument(fmt::format("x is {}, expected {}: with zero_copy it must look like the combine buffer",
-                                    x.describe(), buffer.describe()));
-}
 
 /// Upstream ignores some of them, and has use_fp8 on by default: these are no mistakes.
 LowLatencyFormat format_of(bool use_fp8, bool round_scale, bool use_ue8m0, bool use_nvfp4,
@@ -147,23 +144,25 @@ LowLatencyFormat format_of(bool use_fp8, bool round_scale, bool use_ue8m0, bool 
 
 class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
  public:
-  /// Collective.
-  explicit NativeBuffer(ArgumentReader& read) {
+  /// Collective. `ordinal`: of a GPU, or -1 for the CPU. `comm_stream`: of the framework, it lives as long as the
+  /// process; 0 on the CPU. `results`: deep_ep.results.Results. `given`: BufferOptions that are not at their defaults.
+  NativeBuffer(const std::shared_ptr<Bootstrap>& bootstrap, int ordinal, std::uintptr_t comm_stream, py::object results,
+               const py::kwargs& given) {
     BufferOptions options;
-    const auto bootstrap = read.get<std::shared_ptr<Bootstrap>>("bootstrap");
-    const int ordinal = read.get<int>("device");  // of a GPU; -1: the CPU
-    read("memory", options.heap_bytes);           // of received tensors
-    read("window_bytes", options.window_bytes);
-    read("memory_between_nodes", options.internode.heap_bytes);
-    read("window_bytes_between_nodes", options.internode.window_bytes);
-    // Of the framework, it lives as long as the process; 0 on the CPU.
-    options.comm_stream = reinterpret_cast<StreamHandle>(read.get<std::uintptr_t>("comm_stream"));
-    read("low_latency_bytes", options.low_latency.bytes);
-    read("low_latency_masking", options.low_latency.masking);
-    read("allow_nvlink_for_low_latency", options.low_latency.allow_nvlink);
-    read("timeout_s", options.timeout_s);
-    read("num_qps_per_rank", options.internode.num_qps_per_rank);
-    options.result_tensors = make_framework_results(read.get<py::object>("results"));  // deep_ep.results.Results
+    options.comm_stream = reinterpret_cast<StreamHandle>(comm_stream);
+    options.result_tensors = make_framework_results(std::move(results));
+    const auto set = [&]<class T>(const char* name, T& place) {
+      if (given.contains(name)) place = given[name].cast<T>();
+    };
+    set("memory", options.heap_bytes);  // of received tensors
+    set("window_bytes", options.window_bytes);
+    set("memory_between_nodes", options.internode.heap_bytes);
+    set("window_bytes_between_nodes", options.internode.window_bytes);
+    set("low_latency_bytes", options.low_latency.bytes);
+    set("low_latency_masking", options.low_latency.masking);
+    set("allow_nvlink_for_low_latency", options.low_latency.allow_nvlink);
+    set("timeout_s", options.timeout_s);
+    set("num_qps_per_rank", options.internode.num_qps_per_rank);
     if (ordinal >= 0) device_ = {Device::Kind::cuda, ordinal};
     constexpr std::size_t kPage = std::size_t{2} << 20;
     for (std::size_t* bytes : {&options.heap_bytes, &options.internode.heap_bytes}) {
@@ -189,7 +188,7 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   auto run(CallOptions options, const Work& work) {
     const std::shared_ptr<Buffer> holder = buffer_;  // another thread may destroy it meanwhile
     Buffer& buffer = alive();
-    options.stream = Framework::instance().current_stream(device_);
+    options.stream = current_stream(device_);
     // Events given to a buffer on the CPU have happened.
     if (on_cpu()) options.previous_event = options.also_after = nullptr;
     std::optional<py::error_already_set> raised;
@@ -203,14 +202,9 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
       return true;
     });
     try {
-      if constexpr (std::is_void_v<decltype(work(buffer, options))>) {
-        work(buffer, options);
-        if (on_cpu()) settle(buffer);
-      } else {
-        auto result = work(buffer, options);
-        if (on_cpu()) settle(buffer);
-        return result;
-      }
+      auto result = work(buffer, options);
+      if (on_cpu()) settle(buffer);
+      return result;
     } catch (const Interrupted&) {
       if (!raised) throw;
       throw py::error_already_set(*raised);
@@ -260,10 +254,10 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   /// between the first and the last.
   py::tuple dispatch(ArgumentReader& read) {
     DispatchArguments arguments;
-    const RowsArgument x = read_rows(read, arguments);
+    const SentRows sent(read, arguments);
     const auto given = read.get<std::optional<py::tuple>>("handle");  // with it the six that follow say nothing
-    read("is_token_in_rank", or_none(arguments.is_token_in_rank));
-    read("num_tokens_per_expert", or_none(arguments.num_tokens_per_expert));
+    read.if_given("is_token_in_rank", arguments.is_token_in_rank);
+    read.if_given("num_tokens_per_expert", arguments.num_tokens_per_expert);
     read("topk_idx", arguments.topk_idx);
     read("topk_weights", arguments.topk_weights);
     read("expert_alignment", arguments.expert_alignment);
@@ -278,7 +272,7 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
       counts = py::cast(result.num_recv_tokens_per_expert);
       handle = hand_out_handle(result.handle);
     }
-    return py::make_tuple(hand_out_rows(result.recv_x, result.recv_x_scales, x), hand_out(result.recv_topk_idx),
+    return py::make_tuple(sent.hand_out(result.recv_x, result.recv_x_scales), hand_out(result.recv_topk_idx),
                           hand_out(result.recv_topk_weights), counts, handle,
                           event_object(options, result.event, {&result.handle.rank_prefix_matrix}));
   }
@@ -287,11 +281,13 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   py::tuple combine(ArgumentReader& read) {
     CombineArguments arguments;
     read("x", arguments.x);
-    arguments.handle = &in_handle(read.get<py::tuple>("handle"));
+    const auto handle = read.get<py::tuple>("handle");
     read("topk_weights", arguments.topk_weights);
-    read("bias", Biases{arguments.bias_0, arguments.bias_1});
+    read("bias", arguments.bias_0);
+    read("bias", arguments.bias_1);
     read("num_sms", arguments.num_sms);
     const CallOptions options = read_order(read);
+    arguments.handle = &in_handle(handle);
     return hand_out_combined(run(options, arguments, &Buffer::combine), options);
   }
 
@@ -303,16 +299,21 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   py::tuple dispatch_elastic(ArgumentReader& read) {
     ElasticDispatchArguments arguments;
     ElasticDispatchHandle earlier;
-    const RowsArgument x = read_rows(read, arguments);
-    // With it rows go where those of an earlier dispatch went: the five that follow are of that one, and some of what
-    // comes then says nothing.
-    const auto route = read.get<py::object>("route");
-    read("metadata", or_none(earlier.metadata));
-    read("source_ends", or_none(earlier.source_ends));
-    read("local", or_none(earlier.local_topk_idx));
-    read("expert_ends", or_none(earlier.expert_ends));
-    read("num_expanded", earlier.num_expanded);
-    read("topk_idx", or_none(arguments.topk_idx));
+    const SentRows sent(read, arguments);
+    // With it rows go where those of an earlier dispatch went, and some of what follows says nothing.
+    const auto given = read.get<std::optional<py::tuple>>("handle");
+    if (given) {
+      ArgumentReader of("the handle", *given);
+      const auto route = of.get<py::object>("route");
+      if (py::isinstance<DispatchHandle>(route)) earlier.route = route.cast<const DispatchHandle&>();
+      of("metadata", earlier.metadata);
+      of("source_ends", earlier.source_ends);
+      of("local", earlier.local_topk_idx);
+      of.if_given("expert_ends", earlier.expert_ends);
+      of("num_expanded", earlier.num_expanded);
+      arguments.handle = &earlier;
+    }
+    read.if_given("topk_idx", arguments.topk_idx);
     read("topk_weights", arguments.topk_weights);
     read("cumulative_local_expert_recv_stats", arguments.stats);
     read("num_experts", arguments.num_experts);
@@ -325,21 +326,17 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
     read("copy_selections", arguments.copy_selections);
     read("num_sms", arguments.num_sms);
     const CallOptions options = read_order(read, true);
-    if (!route.is_none()) {
-      if (py::isinstance<DispatchHandle>(route)) earlier.route = route.cast<const DispatchHandle&>();
-      arguments.handle = &earlier;
-    }
     const ElasticDispatchResult result = run(options, arguments, &Buffer::dispatch_elastic);
     dispatches_.add(arguments.x.bytes());
     const ElasticDispatchHandle& handle = result.handle;
     py::object made = py::none();
-    if (route.is_none()) {
+    if (!given) {
       made =
           py::make_tuple(hand_out(handle.source_ends), hand_out(handle.expert_ends), hand_out(handle.expert_counts),
                          hand_out(handle.metadata), hand_out(handle.local_topk_idx), hand_out(handle.rows_at_owners),
                          num_nodes_ == 1 ? py::object(py::tuple()) : py::cast(handle.route), hand_out(handle.topk_idx));
     }
-    return py::make_tuple(hand_out_rows(result.recv_x, result.recv_x_scales, x), hand_out(result.recv_topk_idx),
+    return py::make_tuple(sent.hand_out(result.recv_x, result.recv_x_scales), hand_out(result.recv_topk_idx),
                           hand_out(result.recv_topk_weights), result.num_recv_tokens_per_expert, handle.num_expanded,
                           made, event_object(options, result.event, {&handle.metadata}));
   }
@@ -359,7 +356,8 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
     read("expanded", arguments.expanded);
     read("each_selection", arguments.each_selection);
     read("topk_weights", arguments.topk_weights);
-    read("bias", Biases{arguments.bias_0, arguments.bias_1});
+    read("bias", arguments.bias_0);
+    read("bias", arguments.bias_1);
     read("num_sms", arguments.num_sms);
     const CallOptions options = read_order(read, true);
     if (!deferred) return hand_out_combined(run(options, arguments, &Buffer::combine_elastic), options);
@@ -398,13 +396,11 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   }
 
   /// Memory for replicas of experts in the heap, once, before any other call: [bytes] uint8, the same on all ranks.
-  py::object allocate_lb_storage(std::size_t bytes) {
-    lb_storage = hand_out(run({}, [&](Buffer& buffer, const CallOptions& options) {
-      return buffer.allocate_tensor(DType::uint8, {static_cast<std::int64_t>(bytes)}, options.stream);
+  py::object allocate_lb_storage(std::int64_t bytes) {
+    return hand_out(run({}, [&](Buffer& buffer, const CallOptions& options) {
+      return buffer.allocate_tensor(DType::uint8, {bytes}, options.stream);
     }));
-    return lb_storage;
   }
-  py::object lb_storage = py::none();  ///< the same tensor. Tensors over it keep the memory alive
 
   // Low-latency calls.
 
@@ -429,6 +425,7 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
     read("x_global_scale", arguments.x_global_scale);
     const bool align_fp8_quantization = read.get<bool>("align_fp8_quantization");
     read("combine_weights", arguments.combine_weights);
+    read.end();
     arguments.format = format_of(use_fp8, round_scale, use_ue8m0, use_nvfp4, align_fp8_quantization);
     if (arguments.return_recv_hook) arguments.owner = keep(read.given());  // for the part that waits for the hook
     LowLatencyDispatchResult result = run(options, arguments, &Buffer::low_latency_dispatch);
@@ -443,7 +440,6 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   /// (combined_x, event, hook)
   py::tuple low_latency_combine(ArgumentReader& read) {
     LowLatencyCombineArguments arguments;
-    LowLatencyOverlap overlap;
     CallOptions options;
     read("x", arguments.x);
     read("topk_idx", arguments.topk_idx);
@@ -451,15 +447,19 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
     const auto handle = read.get<py::tuple>("handle");
     read("use_logfmt", arguments.use_logfmt);
     const bool zero_copy = read.get<bool>("zero_copy");
-    const auto out = read.get<std::optional<TensorArgument>>("out");
+    const auto out = read.get<py::object>("out");
     read("combine_wait_recv_cost_stats", arguments.wait_recv_cost_stats);
     read("async_finish", options.async_finish);
     read("return_recv_hook", arguments.return_recv_hook);
-    const bool overlaps = read.get<bool>("overlaps");
-    read("signals", overlap.signals);
-    read("signal_rows", overlap.signal_rows);
-    read("expected", overlap.expected);
-    read("num_sms", overlap.num_sms);
+    if (const auto overlap = read.get<std::optional<py::tuple>>("overlap")) {
+      ArgumentReader of("the overlap", *overlap);
+      arguments.overlap.emplace();
+      of("signals", arguments.overlap->signals);
+      of("signal_rows", arguments.overlap->signal_rows);
+      of("expected", arguments.overlap->expected);
+      of("num_sms", arguments.overlap->num_sms);
+    }
+    read.end();
     const auto [kept, dispatched] = handles_.find(handle);
     arguments.handle = &dispatched;
     if (zero_copy) {
@@ -470,16 +470,19 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
       const std::optional<TensorView>& lent = kept->combine_buffer;
       const bool fits = lent && lent->size(2) == dispatched.hidden;
       const TensorView rows = fits ? *lent : alive().low_latency_combine_buffer(dispatched);
-      check_zero_copy(arguments.x, rows);
+      const ConstTensorView& x = arguments.x;
+      if (x.dims != rows.dims || x.dtype != rows.dtype || x.shape != rows.shape) {
+        throw InvalidArgument(fmt::format("x is {}, expected {}: with zero_copy it must look like the combine buffer",
+                                          x.describe(), rows.describe()));
+      }
       // A combine buffer that came has the rows, even if a larger one has taken its place since.
       if (!combine_buffers_.contains(arguments.x.data)) arguments.x = rows;
     }
     if (arguments.return_recv_hook) arguments.owner = keep(read.given());  // for the part that waits for the hook
-    if (out) arguments.out = out->view;
-    if (overlaps) arguments.overlap = overlap;
+    if (!out.is_none()) arguments.out = view_of(out, "out");
     LowLatencyCombineResult result = run(options, arguments, &Buffer::low_latency_combine);
     low_latency_combines_.add(result.combined_x.view().bytes());
-    return py::make_tuple(out ? out->object : hand_out(result.combined_x), event_object(options, result.event),
+    return py::make_tuple(out.is_none() ? hand_out(result.combined_x) : out, event_object(options, result.event),
                           hook_object(std::move(result.hook)));
   }
 
@@ -492,8 +495,11 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
     return hand_out(Tensor::borrow(rows));  // its memory ends with the buffer
   }
   void low_latency_query_mask(py::handle mask_status) {
-    const TensorView status = Framework::instance().borrow(mask_status, "mask_status").view;
-    run({}, [&](Buffer& buffer, const CallOptions& options) { buffer.low_latency_query_mask(status, options.stream); });
+    const TensorView status = view_of(mask_status, "mask_status");
+    run({}, [&](Buffer& buffer, const CallOptions& options) {
+      buffer.low_latency_query_mask(status, options.stream);
+      return true;
+    });
   }
 
   /// A uint8 tensor over memory of this rank that ends with the buffer.
@@ -563,7 +569,10 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
     if (!receive) return py::none();
     return py::cast(ReceiveHook{[self = shared_from_this(), receive = std::move(receive)] {
       // The buffer may have been destroyed since the send part.
-      self->run({}, [&](Buffer&, const CallOptions&) { receive(); });
+      self->run({}, [&](Buffer&, const CallOptions&) {
+        receive();
+        return true;
+      });
     }});
   }
   /// Waits for what is enqueued, or until the user interrupts it.
@@ -582,16 +591,12 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   void end(bool with_peers) {
     // Under the GIL: no other thread, as one that asks for metrics, finds the buffer that ends.
     std::shared_ptr<Buffer> ending = std::exchange(buffer_, nullptr);
-    py::object storage = std::exchange(lb_storage, py::none());
     try {
       const py::gil_scoped_release released;
       if (with_peers) ending->destroy();
       ending.reset();
     } catch (...) {
-      if (!ending->destroyed()) {  // another call uses it
-        buffer_ = std::move(ending);
-        lb_storage = std::move(storage);
-      }
+      if (!ending->destroyed()) buffer_ = std::move(ending);  // another call uses it
       const py::gil_scoped_release released;
       ending.reset();
       throw;
@@ -620,9 +625,7 @@ template <class Result>
 void define_call(BufferClass& buffer, const char* name, Result (NativeBuffer::*method)(ArgumentReader&)) {
   buffer.def(name, [name, method](NativeBuffer& self, const py::args& given) {
     ArgumentReader read(name, given);
-    Result result = (self.*method)(read);
-    read.end();
-    return result;
+    return (self.*method)(read);
   });
 }
 
@@ -636,6 +639,7 @@ void define(BufferClass& buffer, const char* name) {
       } else {
         (alive.*method)(given...);
       }
+      return true;
     });
   });
 }
@@ -644,13 +648,8 @@ void define(BufferClass& buffer, const char* name) {
 
 void define_buffer(py::module_& module) {
   py::class_<DispatchHandle>(module, "Route", "Where the rows of a dispatch went.");
-  BufferClass buffer(module, "Buffer", "What deep_ep.Buffer is made of.");
-  buffer.def(py::init([](const py::args& given) {
-    ArgumentReader read("Buffer", given);
-    auto made = std::make_shared<NativeBuffer>(read);
-    read.end();
-    return made;
-  }));
+  BufferClass buffer(module, "Buffer", py::dynamic_attr(), "What deep_ep.Buffer is made of.");
+  buffer.def(py::init<const std::shared_ptr<Bootstrap>&, int, std::uintptr_t, py::object, const py::kwargs&>());
   buffer.def("num_nodes", &NativeBuffer::num_nodes);
   buffer.def("describe", &NativeBuffer::describe);
   buffer.def("metrics", &NativeBuffer::metrics);
@@ -661,7 +660,6 @@ void define_buffer(py::module_& module) {
   define_call(buffer, "combine_elastic", &NativeBuffer::combine_elastic);
   buffer.def("barrier", &NativeBuffer::barrier);
   buffer.def("allocate_lb_storage", &NativeBuffer::allocate_lb_storage);
-  buffer.def_readonly("lb_storage", &NativeBuffer::lb_storage);
   define_call(buffer, "prefetch_weights", &NativeBuffer::prefetch_weights);
   define_call(buffer, "reduce_grads", &NativeBuffer::reduce_grads);
   buffer.def("local_memory", &NativeBuffer::lent<&Buffer::local_memory>);

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, List, Optional, Tuple, TypeVar, Union
+from typing import Any, List, Optional, Sequence, Tuple, TypeVar, Union
 
 import torch
 
@@ -15,10 +15,26 @@ RowsLike = TypeVar("RowsLike", bound=Rows)
 # ``None`` in some calls, as their arguments decide. ``Any``, so that type checkers ask for no check of ``None``.
 MaybeTensor = Union[torch.Tensor, Any]
 MaybeCounts = Union[List[int], Any]
+Bias = Union[None, torch.Tensor, Sequence[Optional[torch.Tensor]]]
 
 
 def type_name(value: Any) -> str:
     return type(value).__name__
+
+
+def one_or_two(name: str, given: Any, two: str = "two") -> Any:
+    """A tensor and ``None``, or what is in a tuple or list of two."""
+    if not isinstance(given, (tuple, list)):
+        return given, None
+    if len(given) != 2:
+        raise InvalidArgument(f"{name} is a {type_name(given)} of {len(given)}, expected a tensor or {two}")
+    return given
+
+
+def biases(bias: Any) -> Any:
+    """The first one is there if any is."""
+    first, second = one_or_two("bias", bias)
+    return (second, None) if first is None else (first, second)
 
 
 def integer(name: str, value: Any, least: Optional[int] = None) -> int:

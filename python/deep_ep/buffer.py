@@ -7,12 +7,12 @@ from typing import Any, Callable, Optional, Sequence, Set, Tuple, Union
 import torch
 
 from . import _native
-from .arguments import MaybeCounts, MaybeTensor, RowsLike, integer, type_name
+from .arguments import Bias, MaybeCounts, MaybeTensor, RowsLike, biases, integer, one_or_two, type_name
 from .config import ALIGNMENT, Config
 from .errors import InvalidArgument, WrongUse
 from .exchanges import bootstrap_of, rank_and_size
 from .meetings import StoreRanks
-from .peers import NativeOwner, event_given
+from .peers import NativeOwner, event_in
 from .utils import EventHandle, EventOverlap
 from .utils.math import align
 
@@ -20,7 +20,6 @@ __all__ = ["Buffer", "Config", "EventHandle", "EventOverlap"]
 
 #: Opaque but for where rows of each source end, see ``Buffer.dispatch``.
 Handle = Tuple[Any, ...]
-Bias = Union[None, torch.Tensor, Sequence[Optional[torch.Tensor]]]
 #: (src_info, layout_range, M, H, E)
 LowLatencyHandle = Tuple[torch.Tensor, torch.Tensor, int, int, int]
 #: Enqueues the receive part. It is ``None`` without ``return_recv_hook``, as the program knows that asked for it.
@@ -142,10 +141,12 @@ class Buffer(NativeOwner):
 
         memory = max(num_nvl_bytes, _SMALLEST_HEAP)
         self._make(
-            memory,
+            memory=memory,
             # There combine copies rows into it.
-            between_nodes=(2 * memory + (0 if low_latency_mode else num_rdma_bytes), 0),
-            low_latency=(num_rdma_bytes if low_latency_mode else 0, enable_shrink, allow_nvlink_for_low_latency_mode),
+            memory_between_nodes=2 * memory + (0 if low_latency_mode else num_rdma_bytes),
+            low_latency_bytes=num_rdma_bytes if low_latency_mode else 0,
+            low_latency_masking=enable_shrink,
+            allow_nvlink_for_low_latency=allow_nvlink_for_low_latency_mode,
             num_qps_per_rank=min(num_qps_per_rank, 1 << 16),
         )
         self._num_nodes: int = self._native.num_nodes()
@@ -299,8 +300,8 @@ class Buffer(NativeOwner):
             ``num_tokens_per_expert`` ``[E]`` int32, entries that name the expert;
             ``is_token_in_rank`` ``[T, R]`` bool; the event.
         """
-        _check_allocation(previous_event, async_finish, allocate_on_comm_stream)
-        *counts, event = self._native.get_dispatch_layout(topk_idx, num_experts, previous_event, async_finish)
+        order = _order(previous_event, async_finish, allocate_on_comm_stream)
+        *counts, event = self._native.get_dispatch_layout(topk_idx, num_experts, *order)
         return (*counts, self._event(event, topk_idx))
 
     def dispatch(
@@ -347,7 +348,7 @@ class Buffer(NativeOwner):
             The handle is a tuple of seven. Its element 0 is ``[R, R]`` int32 with ``[i][r]`` the end of rank i's rows in
             ``recv_x``; between nodes its element -4 is ``[R]`` int32 with the ends of this rank's sources.
         """
-        _check_allocation(previous_event, async_finish, allocate_on_comm_stream)
+        order = _order(previous_event, async_finish, allocate_on_comm_stream)
         if handle is not None:
             if topk_idx is not None or topk_weights is not None:
                 raise WrongUse("topk_idx and topk_weights must be None with a handle")
@@ -355,8 +356,8 @@ class Buffer(NativeOwner):
             layout = "num_tokens_per_rank, is_token_in_rank or num_tokens_per_expert"
             raise WrongUse(f"{layout} is missing: without a handle the layout is needed")
         *results, event = self._native.dispatch(
-            x, handle, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights, expert_alignment, num_worst_tokens,
-            _sms_of(config), previous_event, async_finish,
+            *one_or_two("x", x, "(rows, scales)"), handle, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights, expert_alignment, num_worst_tokens,
+            _sms_of(config), *order,
         )  # fmt: skip
         inputs = x, handle, is_token_in_rank, num_tokens_per_expert, topk_idx, topk_weights
         return (*results, self._event(event, *inputs))  # type: ignore[return-value]
@@ -386,10 +387,8 @@ class Buffer(NativeOwner):
             another node gives is summed there, rounded once, and added in the order of nodes;
             ``combined_topk_weights`` ``[T, K]`` float32 or ``None``; the event.
         """
-        _check_allocation(previous_event, async_finish, allocate_on_comm_stream)
-        *results, event = self._native.combine(
-            x, handle, topk_weights, bias, _sms_of(config), previous_event, async_finish
-        )
+        order = _order(previous_event, async_finish, allocate_on_comm_stream)
+        *results, event = self._native.combine(x, handle, topk_weights, *biases(bias), _sms_of(config), *order)
         return (*results, self._event(event, x, topk_weights, bias, handle))  # type: ignore[return-value]
 
     # Upstream's names for calls between nodes: the same as ``dispatch`` and ``combine``, which know where ranks are.
@@ -542,8 +541,9 @@ class Buffer(NativeOwner):
             adds all rows in float32, selections ascending, and rounds once (docs/explanation/low-latency.md says when).
             Bitwise reproducible. The event; the hook or ``None``.
         """
-        signals, rows, expected, sms = None, 0, 1, 0
+        overlapping = None
         if overlap:
+            signals, rows, expected, sms = None, 0, 1, 32
             if not return_recv_hook or async_finish:
                 raise WrongUse("overlap=True needs return_recv_hook=True and async_finish=False")
             if comp_signal is not None and src_signals is not None:
@@ -553,11 +553,9 @@ class Buffer(NativeOwner):
                 sms = integer("num_sms", num_sms, 1)
             elif packed_recv_count is not None:
                 raise InvalidArgument("packed_recv_count is given, so comp_signal must be: it is None")
-            else:
-                sms = 32
-                if src_signals is not None:
-                    signals = src_signals.view(torch.int32)
-                    expected = integer("src_signal_expect_value", src_signal_expect_value, 1)
+            elif src_signals is not None:
+                signals, expected = src_signals.view(torch.int32), integer("src_signal_expect_value", src_signal_expect_value, 1)
+            overlapping = signals, rows, expected, sms
         combined_x, event, hook = self._native.low_latency_combine(
             x,
             topk_idx,
@@ -569,11 +567,7 @@ class Buffer(NativeOwner):
             combine_wait_recv_cost_stats,
             async_finish,
             return_recv_hook,
-            overlap,
-            signals,
-            rows,
-            expected,
-            sms,
+            overlapping,
         )
         kept = (x, topk_idx, topk_weights, handle, combined_x, combine_wait_recv_cost_stats) if async_finish else None
         return combined_x, EventOverlap(event, kept), hook  # type: ignore[return-value]
@@ -614,9 +608,11 @@ class Buffer(NativeOwner):
         ``enable_shrink``. Not part of upstream's interface."""
         self._native.low_latency_resume()
 
-def _check_allocation(previous_event: Any, async_finish: bool, allocate_on_comm_stream: bool) -> None:
-    if allocate_on_comm_stream and not (async_finish and event_given(previous_event)):
+def _order(previous_event: Any, async_finish: bool, allocate_on_comm_stream: bool) -> Tuple[Any, bool]:
+    event = event_in(previous_event)
+    if allocate_on_comm_stream and not (async_finish and event is not None):
         raise InvalidArgument("allocate_on_comm_stream needs previous_event and async_finish, one of which is missing")
+    return event, async_finish
 
 
 def _sms_of(config: Optional[Config]) -> int:

@@ -70,28 +70,24 @@ def _all_gather(group: Optional[Any], mine: bytes) -> bytes:
         raise RuntimeError("the group of this buffer is gone: destroy buffers before their group")
     if is_communicator(group):
         return b"".join(group.allgather(mine))
-    own = torch.frombuffer(bytearray(mine), dtype=torch.uint8).to(_messages_of(group))
+    # Messages lie on the host, unless the group has no backend for that.
+    kinds = {device.type for device in getattr(group, "_device_types", ())}
+    own = torch.frombuffer(bytearray(mine), dtype=torch.uint8).to("cuda" if kinds and "cpu" not in kinds else "cpu")
     everybody = torch.empty((group.size(), len(mine)), dtype=torch.uint8, device=own.device)
     work = dist.all_gather(list(everybody.unbind()), own, group=group, async_op=True)
-    begin, limit = time.monotonic(), timeout_s.get()
-    nap = 20e-6
-    # Polled: a wait of the group would neither end in time nor let Ctrl-C through.
-    while not work.is_completed():
-        if 0 < limit < time.monotonic() - begin:
-            raise PeerTimeout(
-                f"exchange: rank {group.rank()} of {group.size()} waited {limit:g} s for the other ranks "
-                "of its group to destroy the buffer, too"
-            )
-        time.sleep(nap)
-        nap = min(2 * nap, 2e-3)
+    limit_s = timeout_s.get()
+    late = "exchange: rank {} of {} waited {:g} s for the other ranks of its group to destroy the buffer, too"
+    poll(work.is_completed, limit_s, lambda: late.format(group.rank(), group.size(), limit_s))
     work.wait()
     host = everybody.cpu()
     return ctypes.string_at(host.data_ptr(), host.numel())
 
 
-def _messages_of(group: Any) -> torch.device:
-    """Where the group's messages must lie: on the host, unless it has no backend for that."""
-    kinds = {device.type for device in getattr(group, "_device_types", ())}
-    if not kinds or "cpu" in kinds:
-        return torch.device("cpu")
-    return torch.device("cuda", torch.cuda.current_device())
+def poll(ready: Callable[[], bool], limit_s: float, late: Callable[[], str]) -> None:
+    """Returns when it is ready. Waits of groups and stores would neither end in time nor let Ctrl-C through."""
+    begin, nap = time.monotonic(), 20e-6
+    while not ready():
+        if 0 < limit_s < time.monotonic() - begin:
+            raise PeerTimeout(late())
+        time.sleep(nap)
+        nap = min(2 * nap, 2e-3)

@@ -47,12 +47,8 @@ def indices_to_map(
 ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
     """``routing_map`` bool ``[T, E]`` and ``probs`` float32 ``[T, E]`` (``None`` without weights) of selections ``[T, K]``."""
     index = topk_idx.to(torch.int64)
-    shape = (num_of_tokens, num_of_experts)
-    routing_map = torch.zeros(shape, dtype=torch.bool, device=index.device).scatter_(1, index, True)
-    if topk_weights is None:
-        return routing_map, None
-    probs = torch.zeros(shape, dtype=torch.float32, device=index.device)
-    return routing_map, probs.scatter_(1, index, topk_weights.to(torch.float32))
+    routing_map = _dense(index, True, num_of_experts, torch.bool)
+    return routing_map, None if topk_weights is None else _dense(index, topk_weights.float(), num_of_experts, torch.float32)
 
 
 def _dense(idx: torch.Tensor, values: Any, experts: int, dtype: torch.dtype) -> torch.Tensor:
@@ -188,8 +184,17 @@ class HybridEPBuffer:
             rows, _, weights, _, _ = buffer.dispatch(hidden, topk_weights=_weights(probs, sent.topk_idx), handle=sent)
             places = sent.recv_src_metadata[:, 2:]
         else:
-            given_map = routing_map is not None
-            routing_map, probs = self._given_map(hidden, topk_idx, topk_weights, num_of_experts, routing_map, probs)
+            columns = None
+            if routing_map is None:
+                if topk_idx is None or num_of_experts is None:
+                    raise InvalidArgument("routing_map is None, allowed: a map, or topk_idx and num_of_experts instead")
+                columns = topk_idx.size(1)
+                routing_map, dense = indices_to_map(topk_idx, topk_weights, hidden.size(0), num_of_experts)
+                probs = dense if probs is None else probs
+            if routing_map.dim() != 2 or routing_map.size(0) != hidden.size(0) or routing_map.size(1) % self.group_size:
+                raise InvalidArgument(
+                    f"routing_map is of shape {tuple(routing_map.shape)}, allowed: [{hidden.size(0)}, a multiple of {self.group_size}]"
+                )
             step = max(1, integer("pad_multiple", pad_multiple or 0, 0))
             if step > _MOST_ALIGNMENT:
                 raise InvalidArgument(f"pad_multiple is {step}, allowed: at most {_MOST_ALIGNMENT}")
@@ -198,7 +203,7 @@ class HybridEPBuffer:
                 raise WrongUse(f"num_permuted_tokens is {budget}, allowed with non_blocking: a multiple of pad_multiple, {step}")
             tokens, experts = routing_map.shape
             buffer = self._grow(hidden.size(1), tokens, experts // self.group_size)
-            idx = _selections(routing_map, None if topk_idx is None or given_map else topk_idx.size(1))
+            idx = _selections(routing_map, columns)
             rows, local, weights, sent, _ = buffer.dispatch(
                 hidden, idx, _weights(probs, idx), num_experts=experts,
                 num_max_tokens_per_rank=max(tokens, 1), expert_alignment=step, do_cpu_sync=not non_blocking, do_handle_copy=False,
@@ -224,7 +229,13 @@ class HybridEPBuffer:
             places = torch.where((local >= 0) & (places < budget), places, -1)
             # From here on it is one of the expanded layout.
             sent.do_expand, sent.recv_src_metadata[:, 2:] = True, places
-            handle = self._handle_of(hidden, (buffer, sent), here, received, counts, overflow, step)
+            # The tuple has None in the places of what is private upstream.
+            config = HybridEpConfigInstance(
+                hidden.size(1), tokens, here.size(1), self.group_size, 1, hidden.dtype, step, (buffer, sent)
+            )
+            local_map = here.new_zeros((self.group_size * tokens, here.size(1)))
+            local_map[: here.size(0)] = here[: local_map.size(0)]
+            handle = None, None, None, received, local_map, None, None, counts.to(torch.int32), tokens, config, overflow
         # For each permuted row, the place in ``places`` of the selection that it is of; -1: of none.
         pairs = torch.full((budget + 1,), -1, dtype=torch.int64, device=hidden.device)
         at = torch.where((places >= 0) & (places < budget), places, budget).flatten().to(torch.int64)
@@ -252,34 +263,12 @@ class HybridEPBuffer:
             return combined, None
         return combined, _dense(sent.topk_idx, weights, sent.num_experts, torch.float32)
 
-    # ---- Parts of calls.
-
     @staticmethod
     def _route_of(handle: Optional[Tuple[Any, ...]]) -> Tuple[ElasticBuffer, EPHandle]:
         config = handle[9] if isinstance(handle, tuple) and len(handle) == 11 else None
         if not isinstance(config, HybridEpConfigInstance):
             raise InvalidArgument(f"handle is {type(handle).__name__}, allowed: the tuple of 11 that the dispatch returned")
         return config.route
-
-    def _given_map(self, hidden, topk_idx, topk_weights, num_of_experts, routing_map, probs):
-        if routing_map is None:
-            if topk_idx is None or num_of_experts is None:
-                raise InvalidArgument("routing_map is None, allowed: a map, or topk_idx and num_of_experts instead")
-            routing_map, dense = indices_to_map(topk_idx, topk_weights, hidden.size(0), num_of_experts)
-            probs = dense if probs is None else probs
-        if routing_map.dim() != 2 or routing_map.size(0) != hidden.size(0) or routing_map.size(1) % self.group_size:
-            raise InvalidArgument(
-                f"routing_map is of shape {tuple(routing_map.shape)}, allowed: [{hidden.size(0)}, a multiple of {self.group_size}]"
-            )
-        return routing_map, probs
-
-    def _handle_of(self, hidden, route, here, received, counts, overflow, step):
-        """The tuple: as callers unpack it, with ``None`` in the places of what is private upstream."""
-        tokens, local_experts = hidden.size(0), here.size(1)
-        config = HybridEpConfigInstance(hidden.size(1), tokens, local_experts, self.group_size, 1, hidden.dtype, step, route)
-        local_map = here.new_zeros((self.group_size * tokens, local_experts))
-        local_map[: here.size(0)] = here[: local_map.size(0)]
-        return None, None, None, received, local_map, None, None, counts.to(torch.int32), tokens, config, overflow
 
 
 def _picked(rows: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 import uuid
 from typing import Any, Dict, List, Sequence
 
@@ -11,7 +10,7 @@ import torch.distributed as dist
 
 from . import _native
 from .arguments import type_name
-from .errors import PeerTimeout
+from .exchanges import poll
 
 
 class StoreRanks:
@@ -67,16 +66,13 @@ class StoreRanks:
 
     def _await(self, keys: Dict[str, str]) -> List[bytes]:
         """The values of keys, with what each stands for. If one does not come, no later meeting is taken for this one."""
-        begin = time.monotonic()
-        nap = 20e-6
-        # Polled: a wait of the store would let no Ctrl-C through, and would not say which key is missing.
+
+        def late() -> str:
+            whose = next((whose for key, whose in keys.items() if not self._store.check([key])), "the store")
+            return f"rank {self._rank} of {self._size} waited {self._timeout_s:g} s for {whose}"
+
         try:
-            for key, whose in keys.items():
-                while not self._store.check([key]):
-                    if 0 < self._timeout_s < time.monotonic() - begin:
-                        raise PeerTimeout(f"rank {self._rank} of {self._size} waited {self._timeout_s:g} s for {whose}")
-                    time.sleep(nap)
-                    nap = min(2 * nap, 5e-3)
+            poll(lambda: self._store.check(list(keys)), self._timeout_s, late)
         except BaseException:
             for key, token in self._joins.items():
                 if self._store.check([key]) and self._store.get(key) == token:

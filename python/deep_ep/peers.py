@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import itertools
 import os
 import re
 import warnings
 import weakref
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, Optional
 
 import torch
 
@@ -38,20 +39,9 @@ class NativeOwner:
     #: Whether EP_AVOID_RECORD_STREAM counts: programs of the first interface may drop the event.
     _events_may_keep: bool = False
 
-    def _make(
-        self,
-        memory: int,
-        between_nodes: Tuple[int, int],
-        low_latency: Tuple[int, bool, bool] = (0, False, True),
-        timeout_s: Optional[float] = None,
-        num_qps_per_rank: int = 0,
-        window_bytes: int = 0,
-        stream: Optional[torch.cuda.Stream] = None,
-    ) -> None:
-        """Collective: makes the native buffer of ``group``, with ``memory`` bytes for received tensors. ``between_nodes``: takes
-        the place of ``memory`` and ``window_bytes`` with several nodes; ``low_latency``: bytes, masking, allow_nvlink;
-        ``timeout_s`` ``None``: DEEP_EP_TIMEOUT_S; ``num_qps_per_rank`` 0: as many lanes as the library wants; ``window_bytes``: of
-        the heap, for what comes in passes; 0: as the library wants; ``stream``: the communication stream, by default a new one."""
+    def _make(self, stream: Optional[torch.cuda.Stream] = None, **options: Any) -> None:
+        """Collective: makes the native buffer of ``group``. ``stream``: the communication stream, by default a new one;
+        ``options``: of the library that are not at their defaults, those ``..._between_nodes`` for several nodes."""
         device = device_of(self.group)
         if device.type == "cuda" and not is_communicator(self.group):
             check_nvlink_connections(self.group)
@@ -61,10 +51,7 @@ class NativeOwner:
         self._device, self._comm_stream, handle = device, stream, 0 if stream is None else stream.cuda_stream
         # Messages of this bootstrap carry the buffer's number.
         bootstrap, ordinal = bootstrap_of(self.group).for_buffer(), -1 if device.index is None else device.index
-        native = _native.Buffer(
-            bootstrap, ordinal, memory, window_bytes, *between_nodes, handle, *low_latency, timeout_s, num_qps_per_rank,
-            Results(device, stream),
-        )  # fmt: skip
+        native = _native.Buffer(bootstrap, ordinal, handle, Results(device, stream), **options)
         _made[id(native)] = native
         self.runtime = self._native = native = with_ranges(native)
         # Also runs at interpreter exit, while everything it needs is still there.
@@ -86,11 +73,9 @@ class NativeOwner:
             raise WrongUse("destroy() needs a buffer made with explicitly_destroy=True")
         self._finalizer.detach()
         self.runtime = None
-        before = timeout_of_exchanges.set(_native.default_timeout_s())
-        try:
-            self._native.destroy()
-        finally:
-            timeout_of_exchanges.reset(before)
+        context = contextvars.copy_context()
+        context.run(timeout_of_exchanges.set, _native.default_timeout_s())
+        context.run(self._native.destroy)
 
     def suspend(self) -> None:
         """Collective, the host waits: gives the driver the GPU memory of the buffer's heap while an engine sleeps. The host
@@ -130,9 +115,9 @@ class NativeOwner:
         return EventOverlap(event)
 
 
-def event_given(previous_event: Any) -> bool:
-    """Whether there is something to wait for: an ``EventOverlap`` may be empty."""
-    return getattr(previous_event, "event", previous_event) is not None
+def event_in(given: Any) -> Any:
+    """What there is to wait for: the event of an ``EventOverlap``, which may have none, or what is given."""
+    return getattr(given, "event", given)
 
 
 def _let_go(native: "_native.Buffer", rank: int, kind: str, explicitly_destroy: bool, process: int) -> None:

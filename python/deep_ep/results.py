@@ -9,6 +9,7 @@ there.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from typing import Any, ContextManager, Dict, List, Optional, Sequence, Tuple
 
@@ -24,9 +25,6 @@ _SEGMENT = 2 << 20
 _ALIGNMENT = 512
 _LEAST = 16 << 20  # of a segment for large blocks
 _MOST_SKIPPED = 63
-
-# PyTorch's pools refer to it, for longer than they live.
-_allocator: Any = None
 
 
 class _Stream:
@@ -78,7 +76,7 @@ class Results:
             return None
         try:
             if self._pool is None:
-                self._pool = _new_pool()
+                self._pool = torch.cuda.MemPool(_allocator().allocator())
             # Modes, as torch.set_default_device sets one, take longer than the calls.
             quick = torch._C.DisableTorchFunction()
             with quick, self._on(on_communication), torch.cuda.use_mem_pool(self._pool, self._device):
@@ -125,13 +123,10 @@ class Results:
 
 def _has_pools() -> bool:
     """PyTorch 2.8 and later. Pools of older versions take what other threads allocate at the same time."""
-    return hasattr(torch.cuda, "MemPool") and hasattr(torch._C, "_cuda_beginAllocateCurrentThreadToPool")
+    return hasattr(torch._C, "_cuda_beginAllocateCurrentThreadToPool")
 
 
-def _new_pool() -> Any:
-    global _allocator
-    if _allocator is None:
-        _allocator = torch.cuda.memory.CUDAPluggableAllocator(
-            _native.__file__, "deep_ep_allocate_segment", "deep_ep_free_segment"
-        )
-    return torch.cuda.MemPool(_allocator.allocator())
+@functools.lru_cache(maxsize=None)
+def _allocator() -> Any:
+    """PyTorch's pools refer to it, for longer than they live."""
+    return torch.cuda.memory.CUDAPluggableAllocator(_native.__file__, "deep_ep_allocate_segment", "deep_ep_free_segment")

@@ -10,7 +10,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <latch>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
@@ -195,47 +194,6 @@ TEST(SocketBootstrap, AnotherVersionIsNamed) {
   });
   EXPECT_EQ(errors[0], "bootstrap over TCP: rank 0 runs deep_ep " DEEP_EP_VERSION ", rank 1 runs 0.0.7");
   EXPECT_EQ(errors[1], "");
-}
-
-TEST(SocketBootstrap, AfterATimeoutTheFirstFailureIsRepeated) {
-  const std::uint16_t port = free_port();
-  std::latch late{1};
-  const auto errors = run_threads(2, [&](int rank) {
-    const auto bootstrap = make_socket_bootstrap(rank, 2, "127.0.0.1", port, scaled(1));
-    if (rank == 1) {
-      late.wait();
-      bootstrap->barrier();  // its word comes now, but for a call that is over
-      return;
-    }
-    EXPECT_THROW(bootstrap->barrier(), TimeoutError);
-    late.count_down();
-    bootstrap->barrier();
-  });
-  EXPECT_NE(errors[0].find("s for a rank's word"), std::string::npos) << errors[0];
-  EXPECT_NE(errors[1], "");
-}
-
-TEST(SocketBootstrap, APeerThatSaysAByteNowAndThenIsLateToo) {
-  constexpr std::uint64_t kBytes = std::uint64_t{1} << 20;
-  const std::uint16_t port = free_port();
-  std::atomic<bool> over{false};
-  const auto errors = run_threads(2, [&](int rank) {
-    if (rank == 0) {
-      const std::shared_ptr<void> at_the_end(nullptr, [&](void*) { over = true; });  // however it ends
-      const auto bootstrap = make_socket_bootstrap(0, 2, "", port, scaled(1));
-      EXPECT_THROW(bootstrap->all_gather(std::vector<std::byte>(kBytes)), TimeoutError);
-      return;
-    }
-    const Words hello;
-    const UniqueFd socket = call_and_say(port, {reinterpret_cast<const char*>(&hello), sizeof hello});
-    ::send(socket.get(), &kBytes, sizeof kBytes, MSG_NOSIGNAL);
-    const Deadline deadline(long_patience());
-    while (!over && !deadline.expired()) {
-      ::send(socket.get(), "x", 1, MSG_NOSIGNAL | MSG_DONTWAIT);
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-  });
-  EXPECT_EQ(errors[0], "");
 }
 
 TEST(SocketBootstrap, WhoMayNotTakeACallSaysSo) {

@@ -6,10 +6,10 @@
 
 #include "deep_ep/bootstrap.hpp"
 #include "tests/cluster/case.hpp"
+#include "tests/cluster/counting_executor.hpp"
 #include "tests/cluster/exchange.hpp"
 #include "tests/cluster/low_latency_case.hpp"
 #include "tests/cluster/low_latency_combine_case.hpp"
-#include "tests/cluster/recording_executor.hpp"
 
 namespace deep_ep::test {
 namespace {
@@ -52,35 +52,6 @@ class FailedCallsTest : public ::testing::Test {
     run_round(rank_, *buffer_, case_);
   }
 
-  /// Whether `call` fails while a graph is recorded. Either way its recording can end.
-  template <class Call>
-  bool fails_recorded(int refused_request, Call&& call) {
-    SCOPED_TRACE("request " + std::to_string(refused_request));
-    executor_->unjoined.clear();
-    executor_->recording = true;
-    executor_->refused_request = refused_request;
-    bool failed = false;
-    try {
-      [[maybe_unused]] const auto result = call();
-      executor_->refused_request = 0;
-    } catch (const std::exception&) {
-      failed = true;
-    }
-    executor_->recording = false;
-    executor_->unjoined.erase(rank_.stream());
-    EXPECT_TRUE(executor_->unjoined.empty()) << "a stream that was forked into the recording has not come back";
-    for (const StreamHandle stream : {rank_.stream(), buffer_->comm_stream()}) executor_->synchronize(stream);
-    return failed;
-  }
-
-  /// Each request of `call` in turn.
-  template <class Call>
-  void fails_everywhere_recorded(Call&& call) {
-    int request = 1;
-    while (fails_recorded(request, call) && !HasFailure()) ++request;
-    EXPECT_GT(request, 3) << "the call asks the executor for more than that";
-  }
-
   /// The counts of calls of both parts agree: rows come, and nobody has been masked meanwhile.
   void expect_next_low_latency_dispatch() {
     const auto result = buffer_->low_latency_dispatch(upload_arguments(rank_, low_latency_.before), rank_.call());
@@ -91,7 +62,7 @@ class FailedCallsTest : public ::testing::Test {
   }
 
   std::shared_ptr<Bootstrap> bootstrap_ = make_thread_bootstraps(1).front();
-  std::shared_ptr<RecordingExecutor> executor_ = std::make_shared<RecordingExecutor>(make_host_executor());
+  std::shared_ptr<CountingExecutor> executor_ = std::make_shared<CountingExecutor>(make_host_executor());
   Rank rank_{0, {.ranks = 1, .where = {}, .host = {}}, bootstrap_, executor_};
   Case case_ = make_case({.tokens = {9}, .hidden = 64, .combine_hidden = 64});
   Inputs inputs_ = upload_inputs(rank_, case_);
@@ -121,14 +92,6 @@ TEST_F(FailedCallsTest, OneAfterTheOther) {
   fails_everywhere([&] { return buffer_->low_latency_clear_mask(call.stream), 0; });
 }
 
-TEST_F(FailedCallsTest, Combine) {
-  const DispatchResult dispatched = buffer_->dispatch(inputs_.dispatch, rank_.call());
-  for (const bool heap : {true, false}) {
-    Returned returned = upload_returned(rank_, *buffer_, case_, dispatched.handle, heap);
-    fails_everywhere([&] { return buffer_->combine(returned.combine, rank_.call()); });
-  }
-}
-
 TEST_F(FailedCallsTest, Hook) {
   const LowLatencyDispatchResult sent =
       buffer_->low_latency_dispatch(with_hook(upload_arguments(rank_, low_latency_.before)), rank_.call());
@@ -150,26 +113,6 @@ TEST_F(FailedCallsTest, LowLatencyDispatchWithHook) {
   const auto second = buffer_->low_latency_dispatch(arguments, rank_.call());
   second.hook();
   for (const auto& result : {*sent, second}) check_low_latency_dispatch(rank_, low_latency_.before, result);
-  expect_next_low_latency_dispatch();
-}
-
-TEST_F(FailedCallsTest, RecordedCalls) {
-  const CallOptions call = rank_.call();
-  EXPECT_TRUE(fails_recorded(0, [&] { return buffer_->dispatch(inputs_.dispatch, call); })) << "the host would wait";
-  EXPECT_TRUE(fails_recorded(0, [&] {
-    return buffer_->allocate_tensor(DType::uint8, {std::int64_t{1} << 30}, call.stream);
-  })) << "it does not fit";
-  fails_everywhere_recorded(
-      [&] { return buffer_->get_dispatch_layout(inputs_.topk_idx, case_.shape.experts(), call); });
-  const LowLatencyDispatchArguments arguments = upload_arguments(rank_, low_latency_.before);
-  fails_everywhere_recorded([&] { return buffer_->low_latency_dispatch(arguments, call); });
-  fails_everywhere_recorded([&] {
-    auto result = buffer_->low_latency_dispatch(with_hook(arguments), call);
-    executor_->refused_request = 0;
-    result.hook();
-    return result;
-  });
-  buffer_->check();
   expect_next_low_latency_dispatch();
 }
 

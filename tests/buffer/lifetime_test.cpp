@@ -1,34 +1,12 @@
-// Buffers that come and go: several at once, tensors that outlive them, and use after the end.
-
+// Buffers that are not made, and use after the end.
 #include "tests/cluster/fixture.hpp"
+#include "tests/cluster/processes.hpp"
 
 namespace deep_ep::test {
 namespace {
 
 class LifetimeTest : public ClusterTest {};
 DEEP_EP_ON_THREADS(LifetimeTest);
-
-TEST_P(LifetimeTest, SeveralAtOnceDoNotDisturbEachOther) {
-  DEEP_EP_NEEDS_RANKS(2);
-  const Case one = make_case({.tokens = {8, 9}, .seed = 1});
-  const Case two = make_case({.tokens = {20, 3}, .topk = 2, .seed = 2});
-  run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer first = rank.own_buffer();
-    Buffer second = rank.own_buffer({.heap_bytes = std::size_t{32} << 20});
-    const DispatchResult a = first.dispatch(upload_inputs(rank, one).dispatch, rank.call());
-    const DispatchResult b = second.dispatch(upload_inputs(rank, two).dispatch, rank.call());
-    for (int i = 0; i < 3; ++i) {
-      run_round(rank, second, two);
-      run_round(rank, first, one);
-    }
-    check_dispatch(rank, one, a);
-    check_dispatch(rank, two, b);
-    first.destroy();
-    run_round(rank, second, two);
-    check_dispatch(rank, two, b);
-    second.destroy();
-  });
-}
 
 TEST_P(LifetimeTest, EveryCallAfterDestroyIsRefused) {
   DEEP_EP_NEEDS_RANKS(2);
@@ -54,6 +32,17 @@ TEST_P(LifetimeTest, EveryCallAfterDestroyIsRefused) {
     require(moved.destroyed(), "destroyed() of a destroyed buffer");
     check_dispatch(rank, one, result);
   });
+}
+
+/// Wherever that is: here where no rank sees it of the others.
+TEST(Creation, AFailureOfOneRankIsToldToAll) {
+  const auto errors = run_rank_threads(3, [](const auto& bootstrap) {
+    HostExecutorOptions host;
+    if (bootstrap->rank() == 1) host.max_shared_bytes = std::size_t{8} << 10;
+    const Buffer buffer(bootstrap, make_host_executor(host), {.heap_bytes = std::size_t{4} << 20});
+  });
+  EXPECT_TRUE(errors[1].starts_with("the executor gives a block 8.00 KiB of shared memory")) << errors[1];
+  for (const std::size_t rank : {0, 2}) EXPECT_EQ(errors[rank], "making a Buffer failed on rank 1: " + errors[1]);
 }
 
 }  // namespace

@@ -8,6 +8,8 @@ namespace {
 
 class MemoryTest : public ClusterTest {};
 DEEP_EP_ON_THREADS(MemoryTest);
+class MemoryProcessesTest : public ClusterTest {};
+DEEP_EP_ON_PROCESSES(MemoryProcessesTest);
 
 /// Rounds whose received rows are several times what the windows below hold.
 std::vector<Shape> large_rounds() {
@@ -42,11 +44,10 @@ TEST_P(MemoryTest, SmallWindowsNeedManyRoundsWhenPushing) {
              {.heap_bytes = 64 * kMiB, .window_bytes = 128 * kKiB});
 }
 
-TEST_P(MemoryTest, ReceivesThroughTheWindowWhenTheHeapIsFull) {
-  DEEP_EP_NEEDS_RANKS(3);
+void receive_with_full_heaps(const ClusterOptions& cluster) {
   std::vector<Case> cases;
   for (const Shape& shape : large_rounds()) cases.push_back(make_case(shape));
-  run_with_buffers(cluster(3), {.heap_bytes = 8 * kMiB, .window_bytes = 128 * kKiB}, [&](Rank& rank, Buffer& buffer) {
+  run_with_buffers(cluster, {.heap_bytes = 8 * kMiB, .window_bytes = 128 * kKiB}, [&](Rank& rank, Buffer& buffer) {
     std::vector<Tensor> hoard = take_whole_heap(rank, buffer);
     for (const Case& one : cases) {
       const DispatchResult result = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
@@ -62,6 +63,17 @@ TEST_P(MemoryTest, ReceivesThroughTheWindowWhenTheHeapIsFull) {
     check_dispatch(rank, cases[0], result);
     require(buffer.in_heap(result.recv_x.view()), "recv_x lies in the heap once there is room");
   });
+}
+
+TEST_P(MemoryTest, ReceivesThroughTheWindowWhenTheHeapIsFull) {
+  DEEP_EP_NEEDS_RANKS(3);
+  receive_with_full_heaps(cluster(3));
+}
+
+/// An address outside the heap means something else in each process.
+TEST_P(MemoryProcessesTest, ReceivesThroughTheWindowWhenTheHeapIsFull) {
+  DEEP_EP_NEEDS_RANKS(3);
+  receive_with_full_heaps(cluster(3));
 }
 
 TEST_P(MemoryTest, RowsThatTheWindowHoldsAreCopiedFromIt) {

@@ -54,7 +54,7 @@ BufferPlan plan_of(int nodes) {
 /// Signals of normal mode are not among these: a part of them has the counts of all ranks for all others.
 TEST(BufferPlan, RowsAndQueuePairsGrowWithTheRanks) {
   const BufferPlan half = plan_of(64), all = plan_of(128);
-  EXPECT_EQ(all.queue_pairs(), 3U * 1016 + 2 * 127);
+  EXPECT_EQ(all.queue_pairs(), 2U * 1016 + 2 * 127);
   EXPECT_LT(all.queue_pairs() * 10, half.queue_pairs() * 21);
   EXPECT_LT(all.layout.low_latency.bytes * 10, half.layout.low_latency.bytes * 21);
   EXPECT_LT(all.layout.staging.bytes * 10, half.layout.staging.bytes * 21);

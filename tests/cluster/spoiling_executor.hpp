@@ -25,9 +25,9 @@ class SpoilingExecutor final : public CountingExecutor {
     if (spoiled_ || bytes != entries_ * sizeof(RdmaPeerParams)) {
       return CountingExecutor::copy(destination, source, bytes, stream);
     }
-    spoiled_ = true;
     std::vector<RdmaPeerParams> table(entries_);
     std::memcpy(table.data(), source, bytes);
+    spoiled_ = table[entry_].queue.ring != nullptr;  // else it is the table of a mode that has no queue pairs
     table[entry_].remote_key ^= 0xffu;
     table[entry_].signal_key ^= 0xffu;
     CountingExecutor::copy(destination, table.data(), bytes, stream);

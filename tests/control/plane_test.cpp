@@ -80,16 +80,6 @@ TEST_P(PlaneTest, ChainsNameTheRankAtTheirEnd) {
   EXPECT_TRUE(eventually([&] { return buffer[0].gone() == std::vector<int>{2}; }));
 }
 
-TEST_P(PlaneTest, ARankThatLeavesAtOnceStillTellsWhomItGaveUpOn) {
-  Planes planes(3, by_unix());
-  Planes::Buffer& buffer = planes.join(1, {0, 1, 2});
-  planes.end(2);
-  ASSERT_TRUE(eventually([&] { return buffer.words[1].lost_for(2) == 2; }));
-  buffer.words[1].end_wait_for(2);
-  buffer.leave(1);
-  EXPECT_TRUE(eventually([&] { return buffer.words[0].lost_for(1) == 2; }));
-}
-
 TEST_P(PlaneTest, RanksOfOneProcessHearOfEachOther) {
   Planes planes(2, by_unix());
   // ranks 0 and 2 are threads of one process

@@ -326,21 +326,6 @@ TEST_F(WaitsTest, ARankWhoseControlThreadStandsStillGetsTimeWhenTheOneThatItWait
   }
 }
 
-TEST_F(WaitsTest, AWaitThatIsOverDoesNotMakeShorterOnesLate) {
-  Waits waits(make(2, true));
-  waits.begin(0, 1);
-  waits.begin(1, 0);  // shows that it waits itself
-  sleep_timeouts(1.3);
-  waits.end(0, 1);
-  waits.end(1, 0);
-  for (int call = 0; call < 60; ++call) {
-    waits.begin(0, 1);
-    sleep_timeouts(0.05);
-    waits.end(0, 1);
-  }
-  EXPECT_EQ(lost(0), Ranks{});
-}
-
 TEST_F(WaitsTest, AWaitThatIsOverAccusesNobodyWhileAnotherLasts) {
   Waits waits(make(3, true));
   waits.begin(0, 1);

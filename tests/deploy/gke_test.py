@@ -44,20 +44,6 @@ class NodePool(unittest.TestCase):
         self.assertEqual((status, errors), (0, ""))
         return command_of(text)
 
-    def test_what_it_asks_for(self):
-        words, flags = self.command()
-        self.assertEqual(words[:6], ["gcloud", "beta", "container", "node-pools", "create", "a4"])
-        self.assertEqual(flags["--machine-type"], ["a4-highgpu-8g"])
-        self.assertEqual(flags["--accelerator"], ["type=nvidia-b200,count=8,gpu-driver-version=latest"])
-        self.assertNotIn("--node-version", flags)
-        self.assertEqual(flags["--num-nodes"], ["2"])
-        self.assertIn("--no-enable-autoupgrade", flags)
-        self.assertEqual(
-            flags["--additional-node-network"],
-            ["network=my-cluster-net-1,subnetwork=my-cluster-sub-1"]
-            + [f"network=my-cluster-rdma-net,subnetwork=my-cluster-rdma-sub-{nic}" for nic in range(8)],
-        )
-
     def test_provisioning(self):
         self.assertIn("--spot", self.command()[1])
         flags = self.command("--provisioning", "reservation", RESERVATION_NAME="mine")[1]
@@ -81,19 +67,6 @@ class NodePool(unittest.TestCase):
                 status, _, errors = start("create-nodepool.sh", "--dry-run", **changes)
                 self.assertEqual(status, 2)
                 self.assertIn(words, errors)
-
-    def test_unknown_arguments(self):
-        for script in ("create-nodepool.sh", "delete-nodepool.sh", "create-networks.sh"):
-            status, _, errors = start(script, "--wrong")
-            self.assertEqual(status, 2)
-            self.assertRegex(errors, rf"^{script}: '--wrong' is unknown, allowed: ")
-        self.assertEqual(start("create-nodepool.sh", "--nodes")[0], 2)
-
-    def test_delete(self):
-        words, flags = command_of(start("delete-nodepool.sh", "--yes", "--dry-run")[1])
-        self.assertEqual(words[:5], ["gcloud", "container", "node-pools", "delete", "a4"])
-        self.assertIn("--quiet", flags)
-        self.assertNotIn("--quiet", start("delete-nodepool.sh", "--dry-run")[1])
 
 
 class Networks(unittest.TestCase):

@@ -21,8 +21,6 @@ case "$*" in
   "get pods"*jsonpath*) printf 'deep-ep-internode-0-aaaaa 0\ndeep-ep-internode-1-bbbbb 1\ndeep-ep-intranode \n' ;;
   "get pods"*) echo 'NAME READY' ;;
   "logs "*"-0-aaaaa "*) printf 'hello\n=== begin connectivity-test.log\n2 nodes\n=== end connectivity-test.log\n=== begin nccl-test-results.txt\n# nccl\n8 2\n=== end nccl-test-results.txt\nbye\n' ;;
-  "get $REFUSED "*) echo Forbidden >&2; exit 1 ;;
-  "logs "*"$BROKEN"*) exit 1 ;;
   "logs "*) echo "log of $4" ;;
 esac
 """
@@ -39,22 +37,11 @@ class Scripts(unittest.TestCase):
         self.calls = self.top / "calls"
 
     def start(self, script, *arguments, **extra):
-        extra = {"CALLS": str(self.calls), "BROKEN": "none", "REFUSED": "none", **extra}
-        return run([self.top / "k8s" / script, *arguments], env=environment(self.top / "bin", **extra))
+        return run([self.top / "k8s" / script, *arguments], env=environment(self.top / "bin", CALLS=str(self.calls), **extra))
 
     def images(self):
         [component] = documents(self.top / "k8s/image/kustomization.yaml")
         return {image["name"]: f"{image['newName']}@{image.get('digest')}" for image in component["images"]}
-
-    def test_set_image(self):
-        before = self.images()
-        status, text, errors = self.start("set-image.sh", "eu.pkg.dev/p/r/deep_ep@" + DIGEST)
-        self.assertEqual((status, errors), (0, ""))
-        self.assertEqual(self.images(), {**before, "deep-ep": "eu.pkg.dev/p/r/deep_ep@" + DIGEST})
-        self.assertEqual(self.start("set-image.sh", "--ngc", "localhost:5000/ngc@" + DIGEST)[0], 0)
-        self.assertEqual(self.images()["deep-ep-ngc"], "localhost:5000/ngc@" + DIGEST)
-        [job] = [d for d in render(self.top / "k8s/overlays/gke-a4") if d["kind"] == "Job" and "internode" in d["metadata"]["name"]]
-        self.assertEqual(job["spec"]["template"]["spec"]["containers"][0]["image"], "eu.pkg.dev/p/r/deep_ep@" + DIGEST)
 
     def test_set_image_wants_a_digest(self):
         before = self.images()
@@ -78,19 +65,6 @@ class Scripts(unittest.TestCase):
         self.assertEqual((out / "nccl-test-results.txt").read_text(), "# nccl\n8 2\n")
         self.assertEqual((out / "connectivity-test.log").read_text(), "2 nodes\n")
         self.assertIn("-n deep-ep", self.calls.read_text())
-
-    def test_collect_logs_of_a_pod_without(self):
-        status, _, errors = self.start("collect-logs.sh", self.top / "out", BROKEN="-1-bbbbb")
-        self.assertEqual((status, errors), (1, "collect-logs: pod deep-ep-internode-1-bbbbb gave no log\n"))
-        self.assertTrue((self.top / "out/pod-logs/deep-ep-intranode.log").exists())
-
-    def test_collect_logs_of_who_may_not_see_all(self):
-        for what, file in (("nodes", "nodes.txt"), ("events", "events.txt")):
-            with self.subTest(what):
-                status, text, errors = self.start("collect-logs.sh", self.top / what, REFUSED=what)
-                self.assertEqual(status, 1)
-                self.assertIn(f"collect-logs: kubectl get {what} failed, so {file} is not whole\n", errors)
-                self.assertIn(f"{what}/pod-logs/coordinator.log", text)
 
     def test_set_image_of_kubectl(self):
         before = self.images()
@@ -152,13 +126,6 @@ class Scripts(unittest.TestCase):
             "delete -k /overlays/uninstall --ignore-not-found",
         ]
         self.assertEqual(self.uninstall(), (0, "", calls))
-
-    def test_uninstall_refuses_at_the_start(self):
-        status, text, calls = self.uninstall()
-        self.assertEqual((status, calls), (2, []))
-        self.assertIn("uninstall: no image is set", text)
-        self.start("set-image.sh", "eu.pkg.dev/p/r/deep_ep@" + DIGEST)
-        self.assertEqual(self.uninstall("now")[0], 2)
 
 
 main()

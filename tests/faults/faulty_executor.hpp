@@ -64,8 +64,7 @@ class FaultyExecutor final : public test::CountingExecutor {
   void synchronize(StreamHandle stream) override { CountingExecutor::synchronize(of(stream)); }
   std::uint64_t capture_id(StreamHandle stream) override { return CountingExecutor::capture_id(of(stream)); }
   void copy(void* destination, const void* source, std::size_t bytes, StreamHandle stream) override {
-    note_table(low_latency_channels(1), low_latency_, destination, source, bytes);
-    note_table(static_cast<int>(InternodeChannel::count), internode_, destination, source, bytes);
+    note_table(destination, source, bytes);
     CountingExecutor::copy(destination, source, bytes, of(stream));
   }
   void fill(void* destination, int byte, std::size_t bytes, StreamHandle stream) override {
@@ -87,15 +86,18 @@ class FaultyExecutor final : public test::CountingExecutor {
     return stream == nullptr ? nullptr : static_cast<Stream&>(*static_cast<host_machine::LaunchQueue*>(stream)).inner;
   }
   bool break_key(RdmaPeerParams* table, int channel, int peer, StreamHandle stream);
-  /// Is that a table of queue pairs, and not a tensor of the same size?
-  void note_table(int channels, RdmaPeerParams*& table, void* to, const void* from, std::size_t bytes) const {
-    const int entries = channels * ranks_;
+  /// Is that a table of queue pairs, and not a tensor of the same size? That of low-latency calls comes first.
+  void note_table(void* to, const void* from, std::size_t bytes) {
+    constexpr int kChannels = low_latency_channels(1);
+    static_assert(kChannels == static_cast<int>(InternodeChannel::count));
+    const int entries = kChannels * ranks_;
     if (bytes != static_cast<std::size_t>(entries) * sizeof(RdmaPeerParams)) return;
     const auto* pairs = static_cast<const RdmaPeerParams*>(from);
     for (int i = 0; i < entries; ++i) {
       const RdmaQueuePair& pair = pairs[i].queue;
       if (pair.ring != nullptr ? pair.peer != i % ranks_ : pair.peer != -1) return;
     }
+    RdmaPeerParams*& table = low_latency_ == nullptr || low_latency_ == to ? low_latency_ : internode_;
     table = static_cast<RdmaPeerParams*>(to);
   }
   bool fails() {
@@ -106,7 +108,7 @@ class FaultyExecutor final : public test::CountingExecutor {
 
   const int ranks_;
   std::atomic<int> live_ = 0;
-  /// Device memory: the tables of queue pairs made last.
+  /// Device memory: the tables of queue pairs.
   RdmaPeerParams* low_latency_ = nullptr;
   RdmaPeerParams* internode_ = nullptr;
   mutable std::mutex mutex_;

@@ -233,8 +233,8 @@ TEST(Control, WithMaskingRanksThatMixUpTheirCallsDoNotWaitForEver) {
 /// No poster looks at it any more: its kernel has ended.
 /// The peer may wait for rank 3, which waits in vain for what this rank has sent it.
 TEST(Control, AWaitFindsAFailedQueuePairToAnyRank) {
-  std::array<device::rdma::CompletionEntry, 12> entries{};
-  std::array<RdmaPeerParams, 12> pairs{};
+  std::array<device::rdma::CompletionEntry, 8> entries{};
+  std::array<RdmaPeerParams, 8> pairs{};
   for (std::size_t i = 0; i < pairs.size(); ++i) {
     entries[i].tail = device::rdma::tail_word(1, device::rdma::kCompletionOk);
     pairs[i].queue.completion = &entries[i];

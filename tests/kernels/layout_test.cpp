@@ -1,14 +1,43 @@
 // Counts of tokens for more ranks than a thread keeps as bits, against plain loops.
+#include <algorithm>
 #include <set>
+#include <vector>
 
 #include "csrc/executor/backend.hpp"
 #include "kernels/normal/layout.hpp"
 #include "oracle/random.hpp"
-#include "tests/kernels/on_device.hpp"
 #include "tests/kernels/test_kernel.hpp"
 
 namespace deep_ep::test {
 namespace {
+
+/// Memory of an executor that begins with `values`.
+template <class T>
+class OnDevice {
+ public:
+  OnDevice(Executor& executor, const std::vector<T>& values)
+      : executor_(executor), count_(values.size()), memory_(executor.allocate(bytes())) {
+    executor.copy(memory_, values.data(), values.size() * sizeof(T), nullptr);
+    executor.synchronize(nullptr);
+  }
+  ~OnDevice() { executor_.free(memory_); }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+
+  T* data() const { return static_cast<T*>(memory_); }
+  std::vector<T> read() const {
+    std::vector<T> values(count_);
+    executor_.copy(values.data(), memory_, count_ * sizeof(T), nullptr);
+    executor_.synchronize(nullptr);
+    return values;
+  }
+
+ private:
+  std::size_t bytes() const { return std::max<std::size_t>(count_ * sizeof(T), 16); }
+  Executor& executor_;
+  std::size_t count_;
+  void* memory_;
+};
 
 using Words = std::vector<std::int32_t>;
 

@@ -79,9 +79,6 @@ class FakeExecutor final : public Executor {
     return stream == nullptr ? the_default : *static_cast<Stream*>(stream);
   }
   static Stream* stream_of(const EventHandle& event) { return static_cast<const Event*>(event.get())->stream; }
-  static std::uint64_t position_of(const EventHandle& event) {
-    return static_cast<const Event*>(event.get())->position;
-  }
 
   int allocated = 0;                                          ///< so often
   std::size_t live_bytes = 0;                                 ///< allocated and not freed

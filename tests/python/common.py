@@ -5,6 +5,7 @@ import inspect
 import os
 import socket
 import subprocess
+import sys
 from unittest import mock
 
 import torch
@@ -57,6 +58,19 @@ def output_of(*command, seconds=60, cwd=None, **variables):
     done = subprocess.run(command, capture_output=True, text=True, timeout=scaled(seconds), cwd=cwd, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def run_with_older_pytorch(module, function):
+    """A function of tests in a process of its own, in which PyTorch has no DLPack exchange API, as before 2.10."""
+    program = f"""
+import torch
+if hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+    del torch.Tensor.__dlpack_c_exchange_api__
+import {module}
+{module}.{function}()
+"""
+    path = os.pathsep.join([os.path.dirname(__file__), *filter(None, [os.environ.get("PYTHONPATH")])])
+    output_of(sys.executable, "-c", program, PYTHONPATH=path)
 
 
 def signature_of(function):

@@ -1,4 +1,4 @@
-"""Checks of calls with a deferred epilogue: a late rank between call and wait, another stream that waits, CUDA graphs."""
+"""Checks of calls with a deferred epilogue: another stream that waits, CUDA graphs."""
 
 import torch
 from elastic_check_parts import H, K, SPIN, M, check, noise, recorded_graph
@@ -17,34 +17,6 @@ def inputs(ranks, seed):
     case = ranks.case(seed)
     x, idx, weights = (ranks.there(each[ranks.rank]) for each in (case.x, case.topk_idx, case.topk_weights))
     return x, idx, weights, {"num_experts": case.num_experts}
-
-
-def late(ranks, step):
-    """This step's rank stands still for a second."""
-    if ranks.gpu and step % ranks.size == ranks.rank:
-        torch.cuda._sleep(20 * SPIN)
-
-
-@check(needs_gpu=False)
-def deferred_calls_with_a_late_rank(ranks):
-    """Results are those of the same calls without it; a bias is read at the wait."""
-    buffer = make(ranks)
-    for step in range(2 * ranks.size):
-        x, idx, weights, options = inputs(ranks, step)
-        options["do_expand"] = step % 2 == 1
-        rows, recv_idx, recv_weights, handle, _ = buffer.dispatch(x, idx, weights, **options)
-        bias = torch.full_like(x, float("nan"))
-        want = buffer.combine(rows, handle, bias=torch.full_like(x, 2))[0]
-        event = buffer.dispatch(x, idx, weights, **options, **DEFERRED)
-        late(ranks, step)
-        got = event.wait()
-        if step % 2 == 0:
-            same(got[:3], (rows, recv_idx, recv_weights), "received")
-        event = buffer.combine(got[0], got[3], bias=bias, **DEFERRED)
-        late(ranks, step + 1)
-        bias.fill_(2)
-        same(event.wait()[0], want, "combined")
-    buffer.destroy()
 
 
 @check()

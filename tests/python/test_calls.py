@@ -6,8 +6,10 @@ import pytest
 import reference
 import torch
 from cluster import on_ranks
+from common import run_with_older_pytorch
 from normal_mode import CONFIG, check_received, check_round_trip, equal, run_cases, send
 from reference import make_case
+from test_errors import Alone
 
 import deep_ep
 from deep_ep import Buffer
@@ -63,10 +65,9 @@ def test_events(group):
             send(buffer, case, allocate_on_comm_stream=True, **wrong)
 
 
-@on_ranks(3)
-def test_as_with_older_pytorch(group):
-    was = deep_ep._native.use_exchange_api(False)
-    try:
-        run_cases(argparse.Namespace(num_tokens=9, hidden=512, num_topk=3, num_experts=12), Buffer(group, SIZE), CONFIG)
-    finally:
-        deep_ep._native.use_exchange_api(was)
+def cases_of_one_rank():
+    run_cases(argparse.Namespace(num_tokens=9, hidden=512, num_topk=3, num_experts=12), Buffer(None, SIZE, comm=Alone), CONFIG)
+
+
+def test_as_with_older_pytorch():
+    run_with_older_pytorch("test_calls", "cases_of_one_rank")

@@ -101,13 +101,15 @@ def test_order(group):
     later = event.wait()[0]
     same(later, buffer.combine(rows, handle, bias=bias)[0], "bias written between call and wait")
     assert event.wait() is None  # results come once
-    # One may be outstanding; other calls may come in between, and the rows stay.
+    # Several may be outstanding, and other calls may come in between.
     event = send(**DEFERRED)
-    for call in (lambda: send(**DEFERRED), lambda: buffer.combine(rows, handle, **DEFERRED)):
-        refused((RuntimeError, "another deferred call waits", call))
+    sums = [buffer.combine(rows * factor, handle, bias=bias, **DEFERRED) for factor in (1, 2)]
     overlapping = other.dispatch(x + 1, idx, num_experts=case.num_experts, **DEFERRED)
     buffer.dispatch(x * 0, handle=handle)
     buffer.combine(rows * 0, handle)
+    for factor in (2, 1):
+        wanted = buffer.combine(rows * factor, handle, bias=bias)[0]
+        same(sums[factor - 1].wait()[0], wanted, "sums with calls in between")
     same(event.wait()[0], rows, "rows with calls in between")
     overlapping.wait()
     # One that is dropped leaves nothing behind.

@@ -1,12 +1,10 @@
 #!/usr/bin/env python3
-"""scripts/run_gtest.py and scripts/test_summary.py, with programs that look like GoogleTest's and go wrong in many ways."""
+"""scripts/run_gtest.py with programs that look like GoogleTest's and go wrong in many ways."""
 
 import pathlib
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 import unittest
 import xml.etree.ElementTree as ElementTree
 
@@ -38,13 +36,6 @@ SKIP = "end = ' SKIPPED'; say('a_test.cpp:1: Skipped\\n' + {!r})"
 SLEEP = "time.sleep(60)"
 KILL = "os.kill(os.getpid(), signal.SIGSEGV)"
 REPORT = "say('x.cpp:1:2: runtime error: signed integer overflow')"
-# The script's watch sees itself stopped, as it would see a machine that stands still.
-PAUSE = """os.kill(os.getppid(), signal.SIGSTOP)
-time.sleep(1.2)
-os.kill(os.getppid(), signal.SIGCONT)
-time.sleep(0.6)
-"""
-FAIL_ONCE = "import pathlib\nif not pathlib.Path({0!r}).exists(): pathlib.Path({0!r}).touch(); " + FAIL
 
 
 class RunGtestTest(unittest.TestCase):
@@ -117,85 +108,6 @@ class RunGtestTest(unittest.TestCase):
         self.assertEqual(
             (status, states), (1, {"S.A": "passed", "S.B": f"failure: {why}", "S.C": f"failure: not run: {why}"})
         )
-
-    def stop_while_it_runs(self, number):
-        """Sends the signal once the first test runs. Returns the exit status and the process of the tests."""
-        child = self.folder / "pid"
-        command = self.command({"A": f"open({str(child)!r}, 'w').write(f'{{os.getpid()}} '); {SLEEP}", "B": ""})
-        process = subprocess.Popen(command, stdout=subprocess.PIPE)
-        self.addCleanup(process.stdout.close)
-        while not child.exists() or not child.read_text().endswith(" "):
-            time.sleep(0.02)
-        process.send_signal(number)
-        process.communicate(timeout=30)
-        return process.returncode, int(child.read_text())
-
-    def assert_ends(self, pid):
-        for _ in range(500):
-            try:
-                state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-            except FileNotFoundError:
-                return
-            if state == "Z":
-                return
-            time.sleep(0.02)
-        self.fail("the process of the tests outlives the script")
-
-    def test_a_signal_is_a_deadline(self):
-        status, pid = self.stop_while_it_runs(signal.SIGTERM)
-        self.assertEqual(
-            (status, self.states()), (1, {"S.A": "failure: SIGTERM came", "S.B": "failure: not run: SIGTERM came"})
-        )
-        self.assert_ends(pid)
-
-    def test_the_tests_die_with_the_script(self):
-        status, pid = self.stop_while_it_runs(signal.SIGKILL)
-        self.assertEqual(status, -signal.SIGKILL)
-        self.assert_ends(pid)
-
-    def test_what_fails_while_the_machine_stands_still_runs_again(self):
-        mark = str(self.folder / "mark")
-        status, states = self.run_it({"A": PAUSE + FAIL_ONCE.format(mark), "B": ""})
-        self.assertEqual((status, states), (0, {"S.A": "passed", "S.B": "passed"}))
-        self.assertIn("S.A: failed while the machine stood still for ", self.printed)
-        self.assertIn("2 passed, 0 failed, 0 skipped\n1 of them ran once more, as the machine stood still: S.A", self.printed)
-
-    def test_a_failure_on_a_machine_that_runs_stays_one(self):
-        mark = str(self.folder / "mark")
-        status, states = self.run_it({"A": PAUSE, "B": FAIL_ONCE.format(mark)})
-        self.assertEqual((status, states), (1, {"S.A": "passed", "S.B": "failure: failed"}))
-
-    def test_shards_are_within_their_number(self):
-        tests = {"A": "", "B": "", "C": ""}
-        self.assertEqual(self.run_it(tests, "--shard", "2/2"), (0, {"S.B": "passed"}))
-        for shard in "0/2", "3/2", "-1/2", "1/0", "1", "a/b":
-            process = subprocess.run(self.command(tests, f"--shard={shard}"), capture_output=True, text=True)
-            self.assertEqual((shard, process.returncode), (shard, 2))
-            self.assertIn("1 <= I <= N", process.stderr)
-
-
-class SummaryTest(unittest.TestCase):
-    def test_an_unreadable_result_is_one_failure(self):
-        with tempfile.TemporaryDirectory() as folder:
-            for name, text in ("good", "<testsuite><testcase name='A'/></testsuite>"), ("bad", "<testsuite><testca"):
-                pathlib.Path(folder, name + ".xml").write_text(text)
-            arguments = [f"{name}={folder}/{name}.xml" for name in ("bad", "good")]
-            process = subprocess.run(
-                [sys.executable, SCRIPTS / "test_summary.py", *arguments], capture_output=True, text=True
-            )
-            details = pathlib.Path(folder, "test_results")
-            details.mkdir()
-            (details / "A.xml").write_text("<testsuite><testcase name='\x01'/></testsuite>")
-            of_ctest = pathlib.Path(folder, "tests.xml")
-            of_ctest.write_text("<t><testcase name='A' status='run'/><testcase name='B' status='run'/></t>")
-            nested = subprocess.run(
-                [sys.executable, SCRIPTS / "test_summary.py", f"host={of_ctest}"], capture_output=True, text=True
-            )
-        self.assertEqual((process.returncode, nested.returncode), (1, 1))
-        self.assertIn("is not readable", process.stdout)
-        self.assertIn("1 passed, 1 failed, 0 skipped", process.stdout)
-        self.assertIn("good: 1 passed, 0 failed", process.stdout)
-        self.assertIn("host: 1 passed, 1 failed", nested.stdout)
 
 
 if __name__ == "__main__":

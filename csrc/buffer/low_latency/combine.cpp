@@ -73,22 +73,24 @@ void set_overlap(LowLatencyCombineParams& params, const LowLatencyCombineArgumen
                     .expected = static_cast<std::uint32_t>(overlap.expected)};
 }
 
+/// The most of so many rows that fall to each of `groups` groups of a grid.
+int rows_of_group(int rows, int groups) { return groups == 0 ? 0 : (rows + groups - 1) / groups; }
+
 /// Grid and shared memory of a part with at most `sms` blocks. `plan`: complete but for its parts.
 LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyCombinePlan& plan, int sms, bool unreduced) {
   const LowLatencyCombineParams& params = plan.params;
-  const int ranks = params.common.num_ranks;
   const int groups = sends(phase) ? plan.warps / static_cast<int>(params.warps_per_row) : 0;
   // As many blocks as have anything to do.
   using namespace device::low_latency;
   // Unreduced: groups share the selections of a row, two blocks a token where there are so many, and one more block
   // waits for what all say.
-  const int to_push = rows_of_group(ranks, params.max_tokens * (unreduced ? int{params.num_topk} : 1), groups);
+  const int to_push = rows_of_group(params.expert_rows() * (unreduced ? int{params.num_topk} : 1), groups);
   const int waiting = unreduced && receives(phase) && sms > 1 ? 1 : 0;
   const int blocks_of_token = !unreduced ? 1 : !receives(phase) ? 0 : 2 * params.num_tokens <= sms - waiting ? 2 : 1;
   LowLatencyPart part{.phase = phase};
   part.working_blocks = std::clamp(std::max(to_push, params.num_tokens * blocks_of_token), 1, sms - waiting);
   if (sends(phase) && params.signals.words != nullptr) {
-    part.rows_of_group = rows_of_group(ranks, params.max_tokens, groups * part.working_blocks);
+    part.rows_of_group = rows_of_group(params.expert_rows(), groups * part.working_blocks);
   }
   const CombineShared shared(Carver::without_memory(), plan.posters != 0 ? plan.warps : 0, groups * part.rows_of_group);
   part.shape = {part.working_blocks + waiting + plan.posters, plan.warps * 32, shared.bytes};

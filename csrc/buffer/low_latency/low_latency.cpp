@@ -125,20 +125,18 @@ void Buffer::low_latency_clean(StreamHandle stream) {
     for (WaitingParts& of_kind : mode.waiting_) of_kind.receive(of_kind.end());
   }
   CallScope scope(in->calls(), {.stream = stream});
-  const auto barrier = [&](bool drains) {
-    LowLatencyBarrierParams params{.common = mode.setup_.common, .drains = drains};
-    params.common.working_blocks = 1;
-    in->executor()->kernels().barrier_low_latency(params, LaunchShape{1, 64, 0}, scope.stream());
+  const auto barrier = [&] {
+    in->executor()->kernels().barrier_low_latency(mode.setup_.common, LaunchShape{1, 64, 0}, scope.stream());
   };
   // Memory is cleaned behind a barrier, as peers may still write what this rank did not wait for (selections of tokens
   // that have no expert here), and before another one, behind which they send rows of later calls. Every rank
   // makes both, also if its program has not asked for the memory.
-  barrier(true);
+  barrier();
   if (mode.shown_) {
     const LowLatencyWindow& window = mode.setup_.common.window;
     in->executor()->fill(window.of_calls().in(mode.setup_.common.local), 0, window.bytes_of_calls(), scope.stream());
   }
-  barrier(false);
+  barrier();
   scope.finish();
 }
 

@@ -128,44 +128,38 @@ inline std::uint32_t call_shape_of(std::initializer_list<int> fields) {
 
 // What plans of dispatch and of combine have in common.
 
-/// InvalidArgument unless `max_tokens` rows of `row_bytes` from each rank fit the window.
-inline void check_room(std::int64_t max_tokens, std::int64_t hidden, std::size_t row_bytes,
-                       const LowLatencySetup& setup) {
-  const LowLatencyWindow& window = setup.common.window;
-  const std::size_t needed = static_cast<std::size_t>(max_tokens) * row_bytes;
-  if (max_tokens <= window.slots && needed <= window.source_bytes) return;
-  fail<InvalidArgument>(
-      "max_tokens {} and hidden {} do not fit low_latency.bytes {}: there is room for {} tokens and {} of rows from "
-      "each rank, this call has rows of {}, {} in all; Buffer::low_latency_bytes_hint says what is needed",
-      max_tokens, hidden, setup.low_latency_bytes, window.slots, format_bytes(window.source_bytes),
-      format_bytes(row_bytes), format_bytes(needed));
-}
-
 /// Decides whether the call goes by rails, if it `may`. Its rows have so many bytes directly, and by rails.
-/// InvalidArgument if they do not fit the window.
-inline void choose_rails(bool may, LowLatencyCallParams& params, std::size_t row_bytes, std::size_t rail_row_bytes,
+/// InvalidArgument if those of each rank do not fit the window.
+inline void choose_rails(bool may, LowLatencyCallParams& params, std::size_t direct_bytes, std::size_t rail_bytes,
                          const LowLatencySetup& setup) {
+  const LowLatencyWindow& window = setup.common.window;
+  const auto needed = [&](std::size_t row_bytes) { return static_cast<std::size_t>(params.max_tokens) * row_bytes; };
   const auto pay = [&] {
     // Do rails save more time of the NIC than the additional hop takes? Directly a rank sends to other nodes a row for
     // each rank that is selected, by rails one for each node, if every expert is equally likely to be selected.
     constexpr double kHopNs = 5000;  // what a call within a node takes beyond its bytes
     const int ranks = setup.common.num_ranks;
     const int nodes = ranks / setup.reach.rail_width;
-    // The rows of a token, where it has one for each of `others` of so many equal parts, of which some of its
-    // selections fall to at least one.
-    const auto bytes = [&](int others, int parts, std::size_t bytes_of_row) {
+    // Where a token has a row for each of `others` of so many equal parts, of which some of its selections fall to at
+    // least one.
+    const auto bytes = [&](int others, int parts, std::size_t row_bytes) {
       const double selected = 1 - std::pow(1 - 1.0 / parts, static_cast<int>(params.num_topk));
-      return params.max_tokens * others * selected * static_cast<double>(bytes_of_row);
+      return others * selected * static_cast<double>(needed(row_bytes));
     };
     const double saved =
-        bytes(ranks - setup.reach.rail_width, ranks, row_bytes) - bytes(nodes - 1, nodes, rail_row_bytes);
+        bytes(ranks - setup.reach.rail_width, ranks, direct_bytes) - bytes(nodes - 1, nodes, rail_bytes);
     return saved > kHopNs * setup.nic_bytes_per_ns;
   };
-  const std::size_t needed = static_cast<std::size_t>(params.max_tokens) * rail_row_bytes;
-  const bool may_go = may && setup.reach.rail_width != 0 && needed <= setup.common.window.source_bytes;
+  const bool may_go = may && setup.reach.rail_width != 0 && needed(rail_bytes) <= window.source_bytes;
   const bool goes = may_go && (setup.reach.rails_always || pay());
   if (goes) params.common.rail_width = setup.reach.rail_width;
-  check_room(params.max_tokens, params.hidden, goes ? rail_row_bytes : row_bytes, setup);
+  const std::size_t row_bytes = goes ? rail_bytes : direct_bytes;
+  if (params.max_tokens <= static_cast<std::int64_t>(window.slots) && needed(row_bytes) <= window.source_bytes) return;
+  fail<InvalidArgument>(
+      "max_tokens {} and hidden {} do not fit low_latency.bytes {}: there is room for {} tokens and {} of rows from "
+      "each rank, this call has rows of {}, {} in all; Buffer::low_latency_bytes_hint says what is needed",
+      params.max_tokens, params.hidden, setup.low_latency_bytes, window.slots, format_bytes(window.source_bytes),
+      format_bytes(row_bytes), format_bytes(needed(row_bytes)));
 }
 
 /// Sets the parameters that both kinds of calls have, of x and topk_idx that are checked, and checks the other

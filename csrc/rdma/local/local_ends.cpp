@@ -2,7 +2,6 @@
 
 #include <optional>
 #include <utility>
-#include <vector>
 
 #include "csrc/executor/backend.hpp"
 #include "csrc/rdma/local/local_wire.hpp"
@@ -51,6 +50,7 @@ class LocalEnds final : public Ends {
       wire->add_memory(local_key_of_rank(peer), mapped_heap(heap, options.rank, peer, "local"), heap.bytes());
     }
     wire_ = wrap ? wrap(std::move(wire)) : std::move(wire);
+    handler_.emplace(*wire_, device_);
   }
 
   QueuePairAddress address(std::size_t end) const override {
@@ -59,22 +59,19 @@ class LocalEnds final : public Ends {
   }
 
   RdmaPeerParams connect(std::size_t end, const QueuePairAddress& peer) override {
-    queues_.push_back(rings_->queue_pair(end, address(end).queue_pair, options_.peer(end), {0, kSinkKey}));
-    return {queues_.back(), local_key_of_rank(options_.rank), peer.heap_key, peer.signal_key};
+    const auto queue = rings_->queue_pair(end, address(end).queue_pair, options_.peer(end), {0, kSinkKey});
+    handler_->add(queue);
+    return {queue, local_key_of_rank(options_.rank), peer.heap_key, peer.signal_key};
   }
 
-  void start() override {
-    handler_.emplace(*wire_, queues_, device_);
-    handler_->start({}, /*for_device=*/false);
-  }
+  void start() override { handler_->start({}, /*for_device=*/false); }
 
   std::string describe() const override { return "handler cpu, wire local"; }
 
  private:
-  std::optional<Failure> executor_failure() const override { return handler_ ? handler_->failure() : std::nullopt; }
+  std::optional<Failure> executor_failure() const override { return handler_->failure(); }
 
   std::unique_ptr<Wire> wire_;
-  std::vector<RdmaQueuePair> queues_;
   std::optional<CpuHandler> handler_;  ///< last: its thread uses the rest
 };
 

@@ -42,10 +42,9 @@ void publish(const RdmaQueuePair& pair, std::uint64_t index, std::uint32_t opcod
 
 }  // namespace
 
-CpuHandler::CpuHandler(Wire& wire, const std::vector<RdmaQueuePair>& queue_pairs, std::string device)
-    : wire_(wire), device_(std::move(device)) {
-  for (const RdmaQueuePair& pair : queue_pairs) rings_.push_back({.pair = pair});
-}
+CpuHandler::CpuHandler(Wire& wire, std::string device) : wire_(wire), device_(std::move(device)) {}
+
+void CpuHandler::add(const RdmaQueuePair& queue_pair) { rings_.push_back({.pair = queue_pair}); }
 
 void CpuHandler::start(std::vector<int> cpus, bool for_device) {
   thread_ = polling_thread(std::move(cpus), for_device, [this] { return step(); });

@@ -20,10 +20,11 @@ namespace deep_ep::rdma {
 /// completion entries. One thread and one wire for all rings. Whether all is done, the memory of the rings says.
 class CpuHandler {
  public:
-  /// `queue_pairs`: as kernels see them, in host memory; the wire, which outlives the handler, knows them by their
-  /// places. `device`: NIC and port, or wire, for messages.
-  CpuHandler(Wire& wire, const std::vector<RdmaQueuePair>& queue_pairs, std::string device);
+  /// `device`: NIC and port, or wire, for messages. The wire outlives the handler.
+  CpuHandler(Wire& wire, std::string device);
   ~CpuHandler();
+  /// Serves a queue pair, in host memory, as kernels see it. The wire knows it by its place among those added.
+  void add(const RdmaQueuePair& queue_pair);
   /// Starts the thread; without it everything happens in step(). See polling_thread().
   void start(std::vector<int> cpus, bool for_device);
 

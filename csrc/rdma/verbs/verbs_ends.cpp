@@ -36,7 +36,9 @@ std::uint32_t send_depth(const Device& device, const ConnectionOptions& options)
 class VerbsEnds final : public NicEnds {
  public:
   VerbsEnds(const NicAccess& nic, const std::shared_ptr<Executor>& executor, const ConnectionOptions& options)
-      : NicEnds(nic, options), wire_(nic.heap.device, options.ends(), send_depth(*nic.heap.device, options)) {
+      : NicEnds(nic, options),
+        wire_(nic.heap.device, options.ends(), send_depth(*nic.heap.device, options)),
+        handler_(wire_, device_) {
     make_rings(executor, {});
   }
 
@@ -44,8 +46,9 @@ class VerbsEnds final : public NicEnds {
 
   RdmaPeerParams connect(std::size_t end, const QueuePairAddress& peer) override {
     wire_.queue_pair(end).connect(peer, options_.hasty);
-    queues_.push_back(queue_pair(end, wire_.queue_pair(end).number()));
-    return params_of(queues_.back(), peer);
+    const RdmaQueuePair queue = queue_pair(end, wire_.queue_pair(end).number());
+    handler_.add(queue);
+    return params_of(queue, peer);
   }
 
   /// 0 is added to the first word of the peer's heap.
@@ -70,21 +73,17 @@ class VerbsEnds final : public NicEnds {
     fail<SystemError>("RDMA device {}: a message that tries a path has failed: {}", device_, text(answer[0].syndrome));
   }
 
-  void start() override {
-    handler_.emplace(wire_, queues_, device_);
-    handler_->start(nic_.nic.nic.cpus, /*for_device=*/true);
-  }
+  void start() override { handler_.start(nic_.nic.nic.cpus, /*for_device=*/true); }
 
   std::string describe() const override {
     return fmt::format("handler cpu, wire verbs, NIC {}, heap registered as {}", device_, nic_.heap.signals.path());
   }
 
  private:
-  std::optional<Failure> executor_failure() const override { return handler_ ? handler_->failure() : std::nullopt; }
+  std::optional<Failure> executor_failure() const override { return handler_.failure(); }
 
   VerbsWire wire_;
-  std::vector<RdmaQueuePair> queues_;
-  std::optional<CpuHandler> handler_;  ///< last: its thread uses the rest
+  CpuHandler handler_;  ///< last: its thread uses the rest
 };
 
 }  // namespace

@@ -29,13 +29,6 @@ struct UnreducedCall : CombineCall<false> {
   DEEP_EP_DEVICE Place<std::byte> selected_row(int num_topk, int token, int k) const {
     return row(0, token * num_topk + k);
   }
-
-  /// By one thread: has `peer` sent all its rows of the call that this rank means? Acquires them.
-  DEEP_EP_DEVICE bool has_sent(int peer, std::uint32_t meaning) const {
-    const Cell cell = load_cell(selections(peer));
-    fence<Scope::system>();
-    return Selection::epoch_in(cell) == epoch && Selection::meaning_in(cell) == meaning;
-  }
 };
 
 /// The terms of a token's sum: lane i < count holds the i-th.
@@ -165,11 +158,7 @@ struct CombineAdder {
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) {
           if (first + i >= terms.count) continue;
-          if constexpr (kUnreduced) {
-            add_weighted(sum, lines.part[i].vector(), warp::shuffle(terms.weight, first + i));
-          } else {
-            add_bf16(sum, lines.part[i].vector());
-          }
+          add_weighted(sum, lines.part[i].vector(), kUnreduced ? warp::shuffle(terms.weight, first + i) : 1.0f);
         }
       }
       const Vec16 rounded = pack_sum(sum);
@@ -248,8 +237,11 @@ struct CombineAdder {
   DEEP_EP_DEVICE void compare_row(int token, int expert, int rank, const std::byte* row) const {
     const int num_ranks = params.common.num_ranks;
     for (int i = 0; i < num_ranks; ++i) {  // the row's own rank first: mostly it is the one that is late
-      if (!call.has_sent((rank + i) % num_ranks, meaning)) return;
+      const int peer = (rank + i) % num_ranks;
+      Selection none;
+      if (!load_announced(call, meaning, peer, call.selections(peer), none)) return;
     }
+    fence<Scope::system>();  // acquires what they have sent
     const std::uint64_t seen =
         load_acquire<Scope::system>(reinterpret_cast<const std::uint64_t*>(row + kTaggedPayload));
     if (seen == call.tag(static_cast<std::uint32_t>(expert))) return;

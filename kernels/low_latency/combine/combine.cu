@@ -19,42 +19,28 @@
 
 namespace deep_ep::device::low_latency {
 
-/// One thread's part of the announcement of this block's tokens: a token has a cell for each peer and selection, and
-/// the threads share them. What the first cell needs is loaded when this is made, before the epoch is known.
+/// By the threads of a block, which share them: announces the selections of its tokens. A token has a cell for each
+/// peer and selection. What a thread's first one needs has been loaded before the epoch was known: the selection, and
+/// what its peer had acknowledged. A peer's cells are free once it has said that it is done with the call before the
+/// last.
 template <class Call>
-struct Announcer {
-  const LowLatencyCombineParams& params;
-  int cells;  ///< 0: nothing is announced
-  Selection first{};
-  std::uint64_t acknowledged = 0;  ///< by the first cell's peer
-
-  /// `call`: none yet.
-  DEEP_EP_DEVICE Announcer(const LowLatencyCombineParams& p, const Call& call, bool wanted)
-      : params(p), cells(wanted ? p.common.num_ranks * p.num_topk : 0) {
-    if (thread_index() >= cells || block_index() >= params.num_tokens) return;
-    first = Selection::load(params, block_index(), thread_index() % params.num_topk);
-    acknowledged = call.load_acknowledged(thread_index() / params.num_topk);
-  }
-
-  /// A peer's cells are free once it has said that it is done with the call before the last.
-  DEEP_EP_DEVICE void announce(const Call& call, std::uint32_t meaning) const {
-    const LowLatencyParams& common = params.common;
+DEEP_EP_DEVICE void announce(const LowLatencyCombineParams& params, const Call& call, std::uint32_t meaning,
+                             const Selection& first, std::uint64_t acknowledged) {
+  const LowLatencyParams& common = params.common;
 #pragma unroll 1
-    for (int token = block_index(); token < params.num_tokens; token += common.working_blocks) {
-#pragma unroll 1
-      for (int cell = thread_index(); cell < cells; cell += block_threads()) {
-        const bool is_first = token == block_index() && cell == thread_index();
-        const int peer = cell / params.num_topk;
-        const int k = cell % params.num_topk;
-        if (masked(common, peer) || call.is_far(peer)) continue;
-        if (!call.has_room(is_first ? acknowledged : call.load_acknowledged(peer)) && !call.await_room(peer)) continue;
-        const Selection selection = is_first ? first : Selection::load(params, token, k);
-        const Place<Cell> to = common.window.selections.at(call.epoch, common.rank, token * params.num_topk + k);
-        selection.announce(params, to.in(common.heaps[peer]), call.epoch, meaning);
-      }
-    }
+  for (int token = block_index(); token < params.num_tokens; token += common.working_blocks) {
+    block::each(common.num_ranks * params.num_topk, [&](int cell) {
+      const bool is_first = token == block_index() && cell == thread_index();
+      const int peer = cell / params.num_topk;
+      const int k = cell % params.num_topk;
+      if (masked(common, peer) || call.is_far(peer)) return;
+      if (!call.has_room(is_first ? acknowledged : call.load_acknowledged(peer)) && !call.await_room(peer)) return;
+      const Selection selection = is_first ? first : Selection::load(params, token, k);
+      const Place<Cell> to = common.window.selections.at(call.epoch, common.rank, token * params.num_topk + k);
+      selection.announce(params, to.in(common.heaps[peer]), call.epoch, meaning);
+    });
   }
-};
+}
 
 /// The expert side: for each row that the dispatch brought, this rank weights, sums and rounds what its experts made of
 /// the token, and sends it to the token's owner as one row.
@@ -66,24 +52,25 @@ template <class Call, bool kWeighted>
 struct CombinePusher {
   const LowLatencyCombineParams& params;
   const CombineWire& wire;
-  ReceivedRows<kWeighted> received;
-  int warp;                      ///< in the group
-  const std::uint32_t& meaning;  ///< see meaning_of()
-  OwnersRoom<Call> room{};       ///< if the weights are known
+  ReceivedRows received;
+  int warp;                        ///< in the group
+  const std::uint32_t& meaning;    ///< see meaning_of()
+  std::uint64_t acknowledged = 0;  ///< weighted: see load_room()
 
   static constexpr int kTogether = 8;  ///< loads of a thread that are under way at once
 
   /// Starts the loads that do not depend on the call.
   DEEP_EP_DEVICE void load_first(bool reads_counters) {
     received.load_first();
-    if (kWeighted) room.load_first(Call(params.common, 0, params.row_bytes), reads_counters);
+    if (kWeighted) acknowledged = load_room(Call(params.common, 0, params.row_bytes), reads_counters);
   }
   /// All rows in turn.
   DEEP_EP_DEVICE void push_all(const Call& call) const {
     // By rails rows go to other ranks than those that announce that they want them.
-    if (call.uses_rails() && !await_relays(call)) return;
+    const int width = params.common.rail_width;
+    if (call.uses_rails() && !await_room(call, call.own_node() * width, width, 0)) return;
     if constexpr (kWeighted) {
-      if (!room.await(call)) return;
+      if (!await_room(call, 0, params.common.num_ranks, acknowledged)) return;
       if (block_index() == 0 && warp_index() == 0) announce_meaning(params, call, meaning);
     }
     received.each([&](const CombineRow& row, int) {
@@ -93,13 +80,6 @@ struct CombinePusher {
   }
 
  private:
-  /// By rails: waits for room at the ranks of this node. False: the call is over.
-  DEEP_EP_DEVICE bool await_relays(const Call& call) const {
-    bool there = true;
-    warp::each(params.common.rail_width,
-               [&](int rank) { there = call.await_room(call.own_node() * params.common.rail_width + rank) && there; });
-    return warp::agree(there);
-  }
   /// Waits until the owner has announced its selections, and finds which of the rows that the dispatch brought these
   /// still mean: bit k of `rows` is that of selection k, whose `weight` is in lane k. False: the owner is masked now,
   /// or the call is over.
@@ -140,7 +120,10 @@ struct CombinePusher {
     const WarpShare share{warp, params.warps_per_row};
     const int steps = share.steps(wire);
     std::byte* const to = destination(call, row);
-    float weight = 0;
+    float weight = 0;  // of the lane's selection
+    if (kWeighted && lane_index() < params.num_topk) {
+      weight = load_stream(params.table().weight(row.source, row.index, lane_index()));
+    }
     bool chosen = false;
     std::uint32_t rows = warp::ballot(row.position >= 0);
 
@@ -171,11 +154,7 @@ struct CombinePusher {
       if (!chosen) {
         chosen = true;
         std::uint32_t choice = rows;
-        if (kWeighted) {
-          weight = row.weight;
-        } else if (!await_choice(call, row, choice, weight)) {
-          return false;
-        }
+        if (!kWeighted && !await_choice(call, row, choice, weight)) return false;
         if (choice != rows) {  // rare: begins again with the rows that are left
           rows = rows_to_load = rows_to_add = choice;
           pieces = steps * count_bits(rows);
@@ -269,7 +248,7 @@ DEEP_EP_DEVICE void post_combine(const LowLatencyCombineParams& params, const Ca
   const LowLatencyParams& common = params.common;
   const std::uint32_t meaning = shared.words->meaning;
   const Place<Cell> staged = common.staging.selections.at(call.epoch, block_index() - common.working_blocks);
-  if (sends(params.phase) && call.posts_first_lanes()) {
+  if (sends(params.phase) && call.first_posted() < common.num_far) {
     block::each(params.num_tokens * params.num_topk, [&](int i) {
       Selection::load(params, i / params.num_topk, i % params.num_topk)
           .announce(params, staged.in(common.local) + i, call.epoch, meaning);
@@ -282,15 +261,6 @@ DEEP_EP_DEVICE void post_combine(const LowLatencyCombineParams& params, const Ca
 
 // By rails every warp of a block shares the row that it adds.
 static_assert(kernels::combine_low_latency_rdma::kMaxThreads / 32 <= LowLatencyStaging::kMostWarpsPerRow);
-
-/// By one warp, with masking: waits until all ranks that will come have begun the call.
-template <class Call>
-DEEP_EP_DEVICE void await_all_begun(const Call& call) {
-  const LowLatencyParams& common = call.common;
-  warp::each(common.num_ranks, [&](int peer) {
-    if (!masked(common, peer)) call.await_progress(peer, 0, Wanted::low_latency_combine_selection);
-  });
-}
 
 /// kRdma: some ranks are reached by RDMA. kWeighted: the weights came with the dispatch. Kernels of their own, so that
 /// the first one does not carry their registers and instructions.
@@ -313,9 +283,15 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   CombinePusher<Call, kWeighted> pusher{
       params, wire, {params, group, groups}, warp % params.warps_per_row, shared.words->meaning};
   if (pushes) pusher.load_first(last_warp);
-  const bool acknowledges_itself = kWeighted && params.phase == LowLatencyPhase::receive;
   LowLatencyCounters& counters = common.counters(LowLatencyKind::combine);
-  const Announcer<Call> announcer(params, no_call, sends(params.phase) && !posts && !kWeighted);
+  const bool acknowledges_itself = kWeighted && params.phase == LowLatencyPhase::receive;
+  const bool announces = sends(params.phase) && !posts && !kWeighted;
+  Selection first{};  // see announce()
+  std::uint64_t acknowledged = 0;
+  if (announces && block_index() < params.num_tokens && thread_index() < common.num_ranks * params.num_topk) {
+    first = Selection::load(params, block_index(), thread_index() % params.num_topk);
+    acknowledged = no_call.load_acknowledged(thread_index() / params.num_topk);
+  }
 
   // 2. Which call is this? The last warp then does what no other waits for: it tells the peers which call this rank is
   // done with, and moves the counters on.
@@ -331,9 +307,13 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   }
 
   // 3. As owner, tell the expert ranks which of their rows count, and how much. As expert side, push rows.
-  announcer.announce(sending, shared.words->meaning);
+  if (announces) announce(params, sending, shared.words->meaning, first, acknowledged);
   if (pushes) pusher.push_all(sending);
-  if (last_warp && block_index() == 0 && masks && sends(params.phase)) await_all_begun(sending);
+  if (last_warp && block_index() == 0 && masks && sends(params.phase)) {  // until all ranks that will come have begun
+    warp::each(common.num_ranks, [&](int peer) {
+      if (!masked(common, peer)) sending.await_progress(peer, 0, Wanted::low_latency_combine_selection);
+    });
+  }
   if (!receives(params.phase)) return;
 
   // 4. Add up the rows that come; where ranks are masked, with the same ranks in all tokens.

@@ -69,7 +69,7 @@ struct Selection {
   /// Of this rank's token.
   DEEP_EP_DEVICE static Selection load(const LowLatencyCombineParams& params, int token, int k) {
     const std::int64_t at = std::int64_t{token} * params.num_topk + k;
-    return {params.topk_idx.load(at), params.topk_weights == nullptr ? 1.0f : load_stream(params.topk_weights + at)};
+    return {params.topk_idx.load(at), load_stream(params.topk_weights + at)};
   }
   /// An expert that does not exist is none.
   DEEP_EP_DEVICE int expert(const LowLatencyCombineParams& params) const {
@@ -134,32 +134,22 @@ DEEP_EP_DEVICE void await_meanings(const Call& call, Wanted wanted, std::uint32_
   });
 }
 
-/// The owners' room for rows that wait for no announcement, which would say it. By whole warps.
+/// What the rank with the lane's number has acknowledged, for await_room(). The warp that reads the counters does not
+/// look: nothing of a warp comes before what it has acquired, and the block waits for what that warp loads next.
 template <class Call>
-struct OwnersRoom {
-  std::uint64_t seen = 0;  ///< by the lane's first owner acknowledged when the kernel began ...
-  bool looked = false;     ///< ... if this warp has looked then
-
-  /// Starts the loads, before the call is known. The warp that reads the counters does not look yet: nothing of a warp
-  /// comes before what it has acquired, and the block waits for what that warp loads next.
-  DEEP_EP_DEVICE void load_first(const Call& no_call, bool reads_counters) {
-    looked = !reads_counters;
-    if (looked && lane_index() < no_call.common.num_ranks) seen = no_call.load_acknowledged(lane_index());
-  }
-  /// Waits until all owners have room. False: the call is over.
-  DEEP_EP_DEVICE bool await(const Call& call) const {
-    bool there = true;
-    warp::each(call.common.num_ranks, [&](int owner) {
-      const bool known = looked && owner < kWarpSize;
-      if (!call.has_room(known ? seen : call.load_acknowledged(owner))) there = call.await_room(owner) && there;
-    });
-    return warp::agree(there);  // what follows in other lanes comes after the owners' reads
-  }
-};
-
-/// The most rows that fall to each of `groups` groups of a grid.
-DEEP_EP_HOST_DEVICE constexpr int rows_of_group(int num_ranks, int max_tokens, int groups) {
-  return groups == 0 ? 0 : (num_ranks * max_tokens + groups - 1) / groups;
+DEEP_EP_DEVICE std::uint64_t load_room(const Call& no_call, bool reads_counters) {
+  return reads_counters || lane_index() >= no_call.common.num_ranks ? 0 : no_call.load_acknowledged(lane_index());
+}
+/// By a whole warp: waits until ranks, so many from the `first` on, have room for rows that wait for no announcement of
+/// theirs. False: the call is over.
+template <class Call>
+DEEP_EP_DEVICE bool await_room(const Call& call, int first, int count, std::uint64_t acknowledged) {
+  bool there = true;
+  warp::each(count, [&](int i) {
+    const bool known = first + i == lane_index() && call.has_room(acknowledged);
+    if (!known) there = call.await_room(first + i) && there;
+  });
+  return warp::agree(there);  // what follows in other lanes comes after the ranks' reads
 }
 
 struct CombineShared {
@@ -170,14 +160,14 @@ struct CombineShared {
   };
 
   Words* words;
-  rdma::PosterWords* posters;  ///< in blocks that post, instead of the rest: of each warp
-  std::uint32_t* pushed;       ///< of a send part that signals hold up: see UnreducedPusher
+  RdmaPeerParams* posters;  ///< in blocks that post, instead of the rest: of each warp
+  std::uint32_t* pushed;    ///< of a send part that signals hold up: see UnreducedPusher
   std::size_t bytes;
 
   /// `poster_warps`: 0 where nothing is posted. `rows`: that signals may hold up.
   DEEP_EP_HOST_DEVICE CombineShared(Carver carver, int poster_warps, int rows = 0) {
     words = carver.take<Words>();
-    posters = carver.take<rdma::PosterWords>(static_cast<std::size_t>(poster_warps), kLine);
+    posters = carver.take<RdmaPeerParams>(static_cast<std::size_t>(poster_warps), kLine);
     pushed = carver.take<std::uint32_t>(static_cast<std::size_t>(rows), kLine);
     bytes = carver.bytes();
   }
@@ -204,12 +194,9 @@ struct CombineRow {
   std::int32_t rows;      ///< of the source; this one is there if `index` is below
   std::int32_t token;     ///< at the source
   std::int32_t position;  ///< in each lane that of a selection, negative: not on this rank
-  float weight;           ///< of that, if weights came with the dispatch
 };
 
 /// Groups of warps take the rows in turn. Neighbouring rows belong to different owners: all links are busy at once.
-/// `kWeighted`: weights came with the dispatch.
-template <bool kWeighted>
 struct ReceivedRows {
   const LowLatencyCombineParams& params;
   int group, groups;      ///< in the block
@@ -270,7 +257,6 @@ struct ReceivedRows {
     row.position = -1;
     if (lane_index() < params.num_topk) {
       row.position = load_stream(params.table().position(row.source, row.index, lane_index()));
-      if (kWeighted) row.weight = load_stream(params.table().weight(row.source, row.index, lane_index()));
     }
     return row;
   }

@@ -40,22 +40,22 @@ struct UnreducedPusher {
 
   const LowLatencyCombineParams& params;
   const CombineWire& wire;
-  ReceivedRows<false> received;
-  int warp;               ///< in the group
-  std::uint32_t* pushed;  ///< with signals: for each row of the group a bit for each selection that has left
-  OwnersRoom<UnreducedCall> room{};
+  ReceivedRows received;
+  int warp;                        ///< in the group
+  std::uint32_t* pushed;           ///< with signals: for each row of the group a bit for each selection that has left
+  std::uint64_t acknowledged = 0;  ///< see load_room()
 
   /// Starts the loads that do not depend on the call.
   DEEP_EP_DEVICE void load_first(bool reads_counters) {
     int& sharing = received.sharing;
     while (params.expert_rows() << (sharing + 1) <= received.step() && 1 << sharing < params.num_topk) ++sharing;
     received.load_first();
-    room.load_first(UnreducedCall(params.common, 0, params.row_bytes), reads_counters);
+    acknowledged = load_room(UnreducedCall(params.common, 0, params.row_bytes), reads_counters);
   }
 
   /// By whole warps: all rows, once their owners have room.
   DEEP_EP_DEVICE void push_all(const UnreducedCall& call) const {
-    if (!room.await(call)) return;
+    if (!await_room(call, 0, params.common.num_ranks, acknowledged)) return;
     if (params.signals.words == nullptr) {
       push_rows<false>(call);
       return;
@@ -141,12 +141,12 @@ struct UnreducedPusher {
   DEEP_EP_DEVICE void end_if_late(int word, std::uint64_t begin) const {
     const std::uint32_t seen = load_acquire<Scope::gpu>(params.signals.words + word);
     const std::uint32_t expected = params.signals.expected;
-    const LowLatencyParams& common = params.common;
+    const WaitContext& wait = params.common.wait;
+    const int rank = params.common.rank;
     constexpr Wanted kWanted = Wanted::low_latency_combine_signal;
-    if (seen >= expected || !may_be_late(begin) || !is_late_wait(common.wait, common.rank, kWanted, begin, [] {}))
-      return;
+    if (seen >= expected || !may_be_late(begin) || !is_late_wait(wait, rank, kWanted, begin, [] {})) return;
     const auto expert = static_cast<std::uint64_t>(word / params.signals.words_of_expert);
-    report_fault(common.wait, FaultKind::timeout, kWanted, common.rank, word, expert << 32 | expected, seen);
+    report_fault(wait, FaultKind::timeout, kWanted, rank, word, expert << 32 | expected, seen);
   }
 };
 
@@ -201,10 +201,8 @@ DEEP_EP_DEVICE void combine_unreduced_body(const LowLatencyCombineParams& params
   block::sync();
   if (warp != 0) return;
   LowLatencyCounters& counters = common.counters(LowLatencyKind::combine);
-  bool tells = false;
-  if (lane_index() == 0) {
-    tells = sending ? counters.arrive<Scope::system>(epochs, params.phase) : counters.arrive(epochs, params.phase);
-  }
+  const bool tells = lane_index() == 0 && (sending ? counters.arrive<Scope::system>(epochs, params.phase)
+                                                   : counters.arrive(epochs, params.phase));
   if (!warp::any(tells && !aborted(common.wait))) return;
   warp::sync();
   if (!sending) return call.acknowledge_all(epochs.receive);

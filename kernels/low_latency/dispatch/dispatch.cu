@@ -25,7 +25,6 @@ DEEP_EP_DEVICE void post_to(const DispatchSender<true>& sender, CallPoster<Dispa
   const LowLatencyParams& common = params.common;
   const DispatchCall<true>& call = poster.call;
   const int peer = poster.peer;
-  const RankRange served = call.receivers(peer);  // the ranks whose rows the peer gets
 
   // 1. The counts.
   if (poster.lane == 0) {
@@ -41,13 +40,15 @@ DEEP_EP_DEVICE void post_to(const DispatchSender<true>& sender, CallPoster<Dispa
     if ((call.uses_rails() ? relayed : sender.shared.rows[peer]) != 0) poster.queue.flush();
   }
 
-  // 2. The rows, in the order of their slots: to the rank that receives them, or by rails to the one that hands them
-  // on.
-  bool goes_on = served.count != 0;
+  // 2. The rows, in the order of their slots: to the rank that receives them, or by rails those of its node to the one
+  // that hands them on.
+  const int first = call.uses_rails() ? call.node(peer) * common.rail_width : peer;
+  const int served = call.uses_rails() ? static_cast<int>(common.rail_width) : 1;  // from that one on
+  bool goes_on = !call.uses_rails() || call.is_relay(peer);
   int slots = 0;
   for (int begin = 0; goes_on && begin < params.num_tokens; begin += kWarpSize) {
     const int token = begin + lane_index();
-    const bool mine = token < params.num_tokens && sender.goes_to(token, served);
+    const bool mine = token < params.num_tokens && sender.goes_to(token, first, served);
     const std::uint32_t all = warp::ballot(mine);
     const int slot = slots + count_bits(all & ((1u << lane_index()) - 1));
     const Place<std::byte> to =
@@ -83,7 +84,7 @@ DEEP_EP_DEVICE void prepare(const LowLatencyDispatchParams& params, const Dispat
 DEEP_EP_DEVICE void post_dispatch(DispatchSender<true>& sender) {
   const LowLatencyDispatchParams& params = sender.params;
   const bool sending = sends(params.phase);
-  if (sending) sender.load_counts();
+  if (sending) sender.other = sender.load_selection(0, params.num_tokens);
   if (sending) sender.clear_counts();
   prepare(params, sender.shared);
   block::sync();
@@ -112,7 +113,7 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
   }
 
   // 1. Loads under way, and which call this is.
-  if (sending && tells) sender.load_counts();
+  if (sending && tells) sender.other = sender.load_selection(0, params.num_tokens);
   if (sending && !tells) sender.load(block_index() - 1, 0);
   if (sending) sender.clear_counts();
   // This warp acknowledges the call before, by relaxed stores behind this fence, which orders them after all that

@@ -357,7 +357,7 @@ struct DispatchReceiver {
     const int lane = lane_index();
     const int k = lane < params.num_topk ? lane : 0;
     const std::uint32_t expert = header_word(head, row.selection_word(k)) & 0xffffu;
-    const std::uint32_t slot = header_word(head, row.slot_word(k));
+    const std::uint32_t slot = header_word(head, row.second_word(k));
     const bool selects = lane < params.num_topk && expert != LowLatencyRow::kNoExpert;
     int rank = selects ? params.rank_of(static_cast<int>(expert)) : -1;
     if (selects && !call().in_own_node(rank)) rank = -1;
@@ -384,8 +384,8 @@ struct DispatchReceiver {
   DEEP_EP_DEVICE void note_row(const LinePart& head, int source, int slot, std::int32_t position) const {
     const int lane = lane_index();
     const auto token = static_cast<std::int32_t>(header_word(head, LowLatencyRow::kToken));
-    const int own_word = row.weight_word(lane < params.num_topk ? lane : 0);
-    const float weight = row.weighted ? float_from_bits(header_word(head, own_word)) : 0.0f;
+    const int k = lane < params.num_topk ? lane : 0;
+    const float weight = row.weighted ? float_from_bits(header_word(head, row.second_word(k))) : 0.0f;
     if (lane == 0) *params.table().token(source, slot) = token;
     if (lane >= params.num_topk) return;
     *params.table().position(source, slot, lane) = position;

@@ -29,8 +29,8 @@ struct DispatchShared {
   /// [ranks], behind `entries`, by rails. Receiving: rows of each source that this rank hands on. In blocks that post:
   /// tokens counted so far that go to each node.
   std::uint32_t* relayed;
-  std::byte* stage;            ///< the row to send, without tags
-  rdma::PosterWords* posters;  ///< in blocks that post, instead of the stage: of each warp
+  std::byte* stage;         ///< the row to send, without tags
+  RdmaPeerParams* posters;  ///< in blocks that post, instead of the stage: of each warp
   std::size_t bytes;
 
   /// `stage_bytes`: 0 where nothing is sent. `poster_warps`: 0 where nothing is posted.
@@ -45,7 +45,7 @@ struct DispatchShared {
     rows = carver.take<std::uint32_t>(ranks);
     entries = carver.take<std::uint32_t>(static_cast<std::size_t>(num_experts));
     relayed = carver.take<std::uint32_t>(ranks);
-    posters = carver.take<rdma::PosterWords>(static_cast<std::size_t>(poster_warps), kLine);
+    posters = carver.take<RdmaPeerParams>(static_cast<std::size_t>(poster_warps), kLine);
     stage = carver.take<std::byte>(stage_bytes, kLine);
     bytes = carver.bytes();
   }
@@ -133,15 +133,12 @@ struct DispatchSender {
     if (token >= params.num_tokens) return;
     vector = load_vector(thread_index());
     global_scale = params.global_scale != nullptr ? load_stream(params.global_scale) : 1.0f;
+    const std::int64_t at = std::int64_t{token} * params.num_topk + lane_index();
     const bool has_own = decides() && lane_index() < params.num_topk;
-    own = has_own ? selection(token, lane_index()) : -1;
-    if (row.weighted && has_own) {
-      own_weight = load_stream(params.combine_weights + std::int64_t{token} * params.num_topk + lane_index());
-    }
+    own = has_own ? params.topk_idx.load(at) : -1;
+    if (row.weighted && has_own) own_weight = load_stream(params.combine_weights + at);
     other = load_selection(counted, token);
   }
-  /// The same for a block that sends counts.
-  DEEP_EP_DEVICE void load_counts() { other = load_selection(0, params.num_tokens); }
 
   // ---- Counts over the tokens before it give a token's slot at each destination, and its place among the rows of each
   // expert. Every block counts for itself: reading a few hundred selections takes less time than exchanging results. A
@@ -195,10 +192,10 @@ struct DispatchSender {
     }
   }
 
-  /// Has a token an expert on one of these ranks?
-  DEEP_EP_DEVICE bool goes_to(int of_token, const RankRange& ranks) const {
-    const std::int64_t first = std::int64_t{ranks.first} * params.num_local_experts;
-    const std::int64_t end = first + std::int64_t{ranks.count} * params.num_local_experts;
+  /// Has a token an expert on one of `count` ranks from `first_rank` on?
+  DEEP_EP_DEVICE bool goes_to(int of_token, int first_rank, int count) const {
+    const std::int64_t first = std::int64_t{first_rank} * params.num_local_experts;
+    const std::int64_t end = first + std::int64_t{count} * params.num_local_experts;
     bool goes = false;
     for (int k = 0; k < params.num_topk; ++k) {
       const std::int64_t expert = selection(of_token, k);
@@ -315,8 +312,8 @@ struct DispatchSender {
         expert < 0 ? 0 : shared.entries[expert] + static_cast<std::uint32_t>(count_bits(same_expert & below));
     header[row.selection_word(lane)] =
         LowLatencyRow::pack(expert < 0 ? LowLatencyRow::kNoExpert : static_cast<std::uint32_t>(expert), place);
-    if (row.by_rails) header[row.slot_word(lane)] = expert < 0 ? 0 : shared.rows[rank];
-    if (row.weighted) header[row.weight_word(lane)] = bits_of(own_weight);
+    if (row.by_rails) header[row.second_word(lane)] = expert < 0 ? 0 : shared.rows[rank];
+    if (row.weighted) header[row.second_word(lane)] = bits_of(own_weight);
   }
 
   /// This lane's part of a line of the row.

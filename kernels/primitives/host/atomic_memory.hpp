@@ -19,17 +19,16 @@ namespace deep_ep::host_machine {
 // acquires what the thread's last relaxed loads read, and all fences meet in one point. That never reports a correct
 // program; it may miss a race of a program that fences.
 
-#if DEEP_EP_TSAN
-inline char fence_point;
-
 inline bool releases(int order) {
   return order == __ATOMIC_RELEASE ||
-         (order == __ATOMIC_RELAXED && current_thread != nullptr && current_thread->fenced);
+         (DEEP_EP_TSAN && order == __ATOMIC_RELAXED && current_thread != nullptr && current_thread->fenced);
 }
 inline void note_load(const void* p, int order) {
-  if (order == __ATOMIC_RELAXED && current_thread != nullptr) current_thread->note_relaxed_load(p);
+  if (DEEP_EP_TSAN && order == __ATOMIC_RELAXED && current_thread != nullptr) current_thread->note_relaxed_load(p);
 }
 inline void fence() {
+#if DEEP_EP_TSAN
+  static char fence_point;
   if (current_thread != nullptr) {
     current_thread->fenced = true;
     for (const void* p : current_thread->relaxed_loads) {
@@ -38,12 +37,10 @@ inline void fence() {
   }
   __tsan_acquire(&fence_point);
   __tsan_release(&fence_point);
-}
 #else
-inline bool releases(int order) { return order == __ATOMIC_RELEASE; }
-inline void note_load(const void*, int) {}
-inline void fence() { std::atomic_thread_fence(std::memory_order_acq_rel); }
+  std::atomic_thread_fence(std::memory_order_acq_rel);
 #endif
+}
 
 /// Bulk copies that come after an acquire need a proxy fence behind it.
 inline void note_acquire() {

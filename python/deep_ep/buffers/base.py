@@ -9,14 +9,10 @@ from typing import Any, NoReturn, Optional, Tuple
 from ..errors import UseAfterDestroy
 
 
-@dataclass(eq=False)
-class Context:
-    """The domains and the memory of a buffer, for programs that look at them."""
+class Domains:
+    """What ranks reach each other's memory. Results are those of one domain, also between nodes."""
 
     _domains: Tuple[int, int]
-    num_gpu_buffer_bytes: int
-    num_workspace_bytes: int = 0
-    num_rdma_storage_bytes: int = 0
 
     def get_physical_domain_size(self) -> Tuple[int, int]:
         """(nodes, ranks of each)."""
@@ -25,6 +21,16 @@ class Context:
     def get_logical_domain_size(self) -> Tuple[int, int]:
         """(1, R)."""
         return 1, self._domains[0] * self._domains[1]
+
+
+@dataclass(eq=False)
+class Context(Domains):
+    """The domains and the memory of a buffer, for programs that look at them."""
+
+    _domains: Tuple[int, int]
+    num_gpu_buffer_bytes: int
+    num_workspace_bytes: int = 0
+    num_rdma_storage_bytes: int = 0
 
 
 class BufferBase(ABC):

@@ -9,16 +9,15 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 import torch
 
 from .. import _native
-from ..arguments import MaybeTensor, RowsLike, integer, type_name
+from ..arguments import Bias, MaybeTensor, RowsLike, biases, integer, one_or_two, type_name
 from ..errors import InvalidArgument, WrongUse
 from ..exchanges import rank_and_size
-from ..peers import NativeOwner, event_given
+from ..peers import NativeOwner, event_in
 from ..utils import envs
 from ..utils.event import EventHandle, EventOverlap
 from ..utils.math import align, ceil_div
-from .base import left_out
+from .base import Domains, left_out
 
-Bias = Union[None, torch.Tensor, Sequence[Optional[torch.Tensor]]]
 AnyEvent = Union[None, EventHandle, EventOverlap]
 
 __all__ = ["ElasticBuffer", "EPHandle"]
@@ -76,25 +75,16 @@ class EPHandle:
     _route: Any = field(default=None, init=False)
     _local: Optional[torch.Tensor] = field(default=None, init=False)
 
-    #: Of the tensor in ``topk_idx``, where its writes are watched.
-    _version: Optional[int] = field(default=None, init=False)
+    #: Whether later writes to the tensor in ``topk_idx`` are found out, but for tensors of inference mode, which count none.
     _watched: bool = field(default=False, init=False)
 
     def _get_topk_idx(self) -> torch.Tensor:
-        if self._version is not None and self._topk_idx._version != self._version:
+        if self._watched and _writes_to(self._topk_idx) != self._writes:
             raise WrongUse("handle.topk_idx was written to after dispatch: the handle refers to it, so give dispatch a copy")
         return self._topk_idx
 
     def _set_topk_idx(self, given: torch.Tensor) -> None:
-        self._topk_idx = given
-        counted = self._watched and isinstance(given, torch.Tensor) and not given.is_inference()
-        self._version = given._version if counted else None
-
-    def _watch(self) -> "EPHandle":
-        """From now on writes to ``topk_idx`` are found out, but for tensors of inference mode, which count none."""
-        self._watched = True
-        self.topk_idx = self._topk_idx
-        return self
+        self._topk_idx, self._writes = given, _writes_to(given)
 
     def _cut(self, counts: List[int], received: int) -> None:
         """Of a dispatch without host wait: sizes become exact, now that the host knows them."""
@@ -110,6 +100,10 @@ class EPHandle:
         return [value for value in vars(self).values() if isinstance(value, torch.Tensor)]
 
 
+def _writes_to(given: Any) -> Optional[int]:
+    return given._version if isinstance(given, torch.Tensor) and not given.is_inference() else None
+
+
 # Not in the class, where it would be the field's default.
 EPHandle.topk_idx = property(EPHandle._get_topk_idx, EPHandle._set_topk_idx)  # type: ignore[assignment]
 
@@ -121,7 +115,7 @@ class _Default(int):
 _DEFAULT_GPU_TIMEOUT = _Default(100)
 
 
-class ElasticBuffer(NativeOwner):
+class ElasticBuffer(NativeOwner, Domains):
     """Expert-parallel communication of one rank with the other ranks of its group.
 
     Symbols as of ``Buffer``, and L = E / R, M = ``num_max_tokens_per_rank`` of the call, A = ``expert_alignment``.
@@ -209,19 +203,20 @@ class ElasticBuffer(NativeOwner):
         integer("num_cpu_timeout_secs", num_cpu_timeout_secs, 1)
         memory = max(num_bytes - num_cpu_bytes, _SMALLEST_HEAP)
         self._make(
-            memory // 2 + _PAGE + self.num_lb_bytes,
+            stream=self._shared_stream,
             timeout_s=None if num_gpu_timeout_secs is _DEFAULT_GPU_TIMEOUT else float(timeout),
             # Inside a node rows travel through the window alone, and results are the framework's. Between nodes combine
             # copies rows into the heap, and the window is as the library has it, of what is left without memory for
             # replicas.
+            memory=memory // 2 + _PAGE + self.num_lb_bytes,
             window_bytes=memory // 2,
-            between_nodes=(2 * memory + self.num_lb_bytes, min(memory // 2, 1 << 30) if self.num_lb_bytes else 0),
-            stream=self._shared_stream,
+            memory_between_nodes=2 * memory + self.num_lb_bytes,
+            window_bytes_between_nodes=min(memory // 2, 1 << 30) if self.num_lb_bytes else 0,
         )
         self._sms: Dict[Tuple[Tuple[float, ...], ...], int] = {}
         self.num_rdma_ranks: int = self._native.num_nodes()
         self.num_nvlink_ranks: int = self.num_ranks // self.num_rdma_ranks
-        # The library knows of nodes; results are those of one domain.
+        self._domains = self.num_rdma_ranks, self.num_nvlink_ranks
         self.num_scaleout_ranks: int = 1
         self.num_scaleup_ranks: int = self.num_ranks
         self.scaleout_rank_idx: int = 0
@@ -251,14 +246,6 @@ class ElasticBuffer(NativeOwner):
         tokens = ceil_div(3 * max(most, ceil_div(back, ranks)), 2)
         size = _native.heap_bytes_hint(ranks, tokens, 2 * hidden, topk, 4 * ceil_div(hidden, 32) + 4 * topk)
         return align(size, _PAGE)
-
-    def get_physical_domain_size(self) -> Tuple[int, int]:
-        """(nodes, ranks of each)."""
-        return self.num_rdma_ranks, self.num_nvlink_ranks
-
-    def get_logical_domain_size(self) -> Tuple[int, int]:
-        """(1, R): results are those of one domain, also between nodes."""
-        return self.num_scaleout_ranks, self.num_scaleup_ranks
 
     def get_theoretical_num_sms(
         self,
@@ -377,7 +364,7 @@ class ElasticBuffer(NativeOwner):
             raise InvalidArgument("do_zero_padding is True, allowed: only with do_expand")
         expand, column_major = bool(do_expand), bool(use_tma_aligned_col_major_sf)
         stats = cumulative_local_expert_recv_stats
-        given: Tuple[Any, ...] = (None, None, None, None, None, 0)
+        given: Optional[Tuple[Any, ...]] = None
         if handle is None:
             if topk_idx is None:
                 raise InvalidArgument("topk_idx is None, allowed: a tensor, or a handle instead")
@@ -415,7 +402,7 @@ class ElasticBuffer(NativeOwner):
                 handle.psum_num_recv_tokens_per_expert if do_zero_padding else None, handle.num_expanded_tokens,
             )  # fmt: skip
         recv_x, recv_idx, recv_weights, counts, num_expanded, made, event = self._native.dispatch_elastic(
-            x, *given, topk_idx, topk_weights, stats, num_experts, most, alignment, do_cpu_sync is None or bool(do_cpu_sync), expand,
+            *one_or_two("x", x, "(rows, scales)"), given, topk_idx, topk_weights, stats, num_experts, most, alignment, do_cpu_sync is None or bool(do_cpu_sync), expand,
             bool(do_zero_padding), column_major, bool(do_handle_copy), sms, *order,
         )  # fmt: skip
         if handle is not None:
@@ -478,7 +465,7 @@ class ElasticBuffer(NativeOwner):
         *results, event = self._native.combine_elastic(
             deferred, x, handle.recv_src_metadata, handle.psum_num_recv_tokens_per_scaleup_rank, handle.topk_idx,
             handle.dst_buffer_slot_idx, handle.num_experts, handle.num_max_tokens_per_rank, bool(handle.do_expand), single,
-            topk_weights, bias, num_sms or handle.num_sms, *order,
+            topk_weights, *biases(bias), num_sms or handle.num_sms, *order,
         )  # fmt: skip
         return results, self._event(event, x, topk_weights, bias, event and handle._tensors())
 
@@ -493,9 +480,10 @@ class ElasticBuffer(NativeOwner):
         call waits at its start for whatever outputs must wait for."""
         if integer("num_qps", num_qps, 0) > self.num_allocated_qps:
             raise WrongUse(f"num_qps is {num_qps}, allowed: at most {self.num_allocated_qps}")
-        if event_given(previous) and not allocate_on_comm_stream:
+        event = event_in(previous)
+        if event is not None and not allocate_on_comm_stream:
             raise InvalidArgument("previous_event needs allocate_on_comm_stream, which is False")
-        return previous, before_epilogue, bool(asynchronous)
+        return event, event_in(before_epilogue), bool(asynchronous)
 
 
 def _expected_ranks(num_ranks: int, num_experts: int, num_topk: int) -> float:

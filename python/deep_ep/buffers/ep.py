@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-import weakref
 from typing import Any, Callable, List, Optional, Sequence, Union
 
 import torch
 
 from .. import comm
-from ..arguments import RowsLike, integer, type_name
+from ..arguments import RowsLike, biases, integer, type_name
 from ..errors import InvalidArgument, WrongUse
 from ..exchanges import device_of
+from ..peers import event_in
 from ..utils import envs
 from ..utils.event import EventOverlap
 from ..utils.math import align
@@ -56,39 +56,22 @@ class EPBuffer(ElasticBuffer, BufferBase):
         """Collective, see ``ElasticBuffer``. ``lb_allocation_plan_or_num_bytes``: memory for replicas of experts, beside
         ``num_bytes`` and equal on all ranks: a plan, whose tensors become views of that memory, or its size (then
         ``runtime.lb_storage`` is a tensor over it). It lives as long as the buffer or a view of it."""
+        options = {name: value for name, value in locals().items() if name not in ("self", "lb_allocation_plan_or_num_bytes")}
         plan = plan_of("lb_allocation_plan_or_num_bytes", lb_allocation_plan_or_num_bytes)
         self.num_lb_bytes: int = plan.num_bytes
         if device_of(group).type == "cuda":
             self._shared_stream = comm.get_comm_stream()
-        ElasticBuffer.__init__(
-            self,
-            group,
-            num_bytes,
-            0,
-            num_max_tokens_per_rank,
-            hidden,
-            num_topk,
-            use_fp8_dispatch,
-            deterministic,
-            allow_hybrid_mode,
-            allow_multiple_reduction,
-            prefer_overlap_with_compute,
-            0 if sl_idx is None else sl_idx,
-            num_allocated_qps,
-            num_cpu_timeout_secs,
-            num_gpu_timeout_secs,
-            explicitly_destroy,
-        )
+        ElasticBuffer.__init__(self, **options)
         self.context: Optional[Context] = Context(self.get_physical_domain_size(), self.num_bytes)
-        self._lb_sms = 0
-        self._deferred: "weakref.WeakSet[EventOverlap]" = weakref.WeakSet()  # events of deferred calls
+        self._lb_sms = max(2, align(math.ceil(envs.get_nvlink_gbs() / _LB_SM_GBS), 2))
         # Before any other memory of the heap, so at one offset on all ranks.
-        plan.materialize(self._native.allocate_lb_storage(self.num_lb_bytes))
+        self._native.lb_storage = self._native.allocate_lb_storage(self.num_lb_bytes)
+        plan.materialize(self._native.lb_storage)
 
     def destroy(self) -> None:
         """As ``ElasticBuffer.destroy``."""
         super().destroy()
-        self.context = None
+        self.context = self._native.lb_storage = None
 
     barrier = comm.barrier  # type: ignore[assignment]
 
@@ -134,8 +117,7 @@ class EPBuffer(ElasticBuffer, BufferBase):
         ``defer_epilogue``: returns the event alone, and the host does not wait. Its ``wait()`` returns the results but for the
         event, for the stream that is current then; with ``do_cpu_sync`` the host waits there, and results get their exact
         sizes. Until then the rows take as much memory as without ``do_cpu_sync``."""
-        if defer_epilogue:
-            self._check_deferred(async_with_compute_stream)
+        _check_deferred(defer_epilogue, async_with_compute_stream)
         if do_handle_copy:
             raise WrongUse("do_handle_copy is True, allowed: False, as the handle keeps topk_idx itself: give a copy instead")
         exact = bool(defer_epilogue) and handle is None and (do_cpu_sync is None or bool(do_cpu_sync))
@@ -145,7 +127,7 @@ class EPBuffer(ElasticBuffer, BufferBase):
             allocate_on_comm_stream, handle, False, False if exact else do_cpu_sync, do_expand, do_zero_padding, use_tma_aligned_col_major_sf,
         )  # fmt: skip
         if handle is None:
-            result[3]._watch()
+            result[3]._watched = True
         if not defer_epilogue:
             return (*result, event)
         sizes = self._sizes(result[3]) if exact else None
@@ -160,7 +142,8 @@ class EPBuffer(ElasticBuffer, BufferBase):
                 rows, local, weights = (_cut(each, length, bool(use_tma_aligned_col_major_sf)) for each in (rows, local, weights))
             return rows, local, weights, made
 
-        return self._later(event, place)
+        event.register_hook_after_wait(place)
+        return event
 
     def combine(  # type: ignore[override]
         self,
@@ -179,11 +162,9 @@ class EPBuffer(ElasticBuffer, BufferBase):
 
         ``defer_epilogue``: returns the event alone; its ``wait()`` returns the results but for the event, for the stream that is
         current then. ``bias`` is read there; with a ``bias`` the sum comes behind the calls of this buffer so far."""
-        if defer_epilogue:
-            self._check_deferred(async_with_compute_stream)
+        _check_deferred(defer_epilogue, async_with_compute_stream)
         kept = handle.topk_idx if isinstance(handle, EPHandle) else None, bias
-        given = bias if isinstance(bias, (tuple, list)) else (bias,)
-        later = bool(defer_epilogue) and any(each is not None for each in given)
+        later = bool(defer_epilogue) and biases(bias)[0] is not None
         made, event = self._call_combine(
             later, x, handle, topk_weights, bias, _even(num_sms),
             num_qps, previous_event, None, async_with_compute_stream, allocate_on_comm_stream,
@@ -197,12 +178,11 @@ class EPBuffer(ElasticBuffer, BufferBase):
             used_here(*made)
             return tuple(made)
 
-        return self._later(event, add_up)
+        event.register_hook_after_wait(add_up)
+        return event
 
     def lb_get_theoretical_num_sms(self) -> int:
         """How many SMs keep a GPU's NVLinks busy in the two calls below; even."""
-        if not self._lb_sms:
-            self._lb_sms = max(2, align(math.ceil(envs.get_nvlink_gbs() / _LB_SM_GBS), 2))
         return self._lb_sms
 
     def lb_prefetch_weights(
@@ -261,18 +241,7 @@ class EPBuffer(ElasticBuffer, BufferBase):
 
     def _load_balance(self, call, slots, own, mapping, num_sms, previous_event):
         sms = _even(num_sms) or self.lb_get_theoretical_num_sms()
-        return self._event(call(slots, own, mapping, sms, previous_event, True), mapping, slots, own)
-
-    def _check_deferred(self, asynchronous: bool) -> None:
-        if not asynchronous:
-            raise InvalidArgument("defer_epilogue is True, allowed: only with async_with_compute_stream")
-        if any(event.hook_after_wait is not None for event in self._deferred):
-            raise InvalidArgument("defer_epilogue is True while another deferred call waits: wait for its event, or drop it")
-
-    def _later(self, event: EventOverlap, finish: Callable[[], Any]) -> EventOverlap:
-        event.register_hook_after_wait(finish)
-        self._deferred.add(event)
-        return event
+        return self._event(call(slots, own, mapping, sms, event_in(previous_event), True), mapping, slots, own)
 
     def _sizes(self, handle: EPHandle) -> Callable[[], List[int]]:
         """Makes the host read rows of each local expert, and of all, when the function is called: behind the dispatch alone,
@@ -292,6 +261,11 @@ class EPBuffer(ElasticBuffer, BufferBase):
             return host.tolist()
 
         return read
+
+
+def _check_deferred(defer_epilogue: bool, asynchronous: bool) -> None:
+    if defer_epilogue and not asynchronous:
+        raise InvalidArgument("defer_epilogue is True, allowed: only with async_with_compute_stream")
 
 
 def used_here(*tensors: Optional[torch.Tensor]) -> None:

@@ -39,8 +39,8 @@ def joined_by_nvlink(first: str, second: str) -> bool:
 
 
 def check_nvlink_connections(group: Any) -> None:
-    """Refuses PCIe GPUs that are not joined by NVLink bridges in pairs. Collective over ``group`` for such GPUs only, and all
-    ranks come to the same answer. Where the driver's library does not tell, the first rank warns."""
+    """Refuses PCIe GPUs that are not joined by NVLink bridges in pairs. Collective over ``group`` for such GPUs only. Warns where
+    the driver's library does not tell."""
     if not torch.cuda.is_available() or "PCIE" not in torch.cuda.get_device_name(torch.cuda.current_device()).upper():
         return
     if group.size() > 2:
@@ -51,15 +51,9 @@ def check_nvlink_connections(group: Any) -> None:
         return  # not one machine: ranks reach each other by RDMA
     first, second = (address for _, address in places)
     try:
-        answer: Any = joined_by_nvlink(first, second)
+        joined = joined_by_nvlink(first, second)
     except (OSError, AttributeError) as error:
-        answer = str(error)
-    answers: List[Any] = [None] * group.size()
-    dist.all_gather_object(answers, answer, group)
-    unknown = [answer for answer in answers if isinstance(answer, str)]
-    if unknown:
-        if group.rank() == 0:
-            gpus = f"GPUs {first} and {second}"
-            warnings.warn(f"deep_ep: NVML does not say whether {gpus} are joined by NVLink: {unknown[0]}", stacklevel=2)
-    elif not all(answers):
+        warnings.warn(f"deep_ep: NVML does not say whether GPUs {first} and {second} are joined by NVLink: {error}", stacklevel=2)
+        return
+    if not joined:
         raise WrongUse(f"GPUs {first} and {second} have no NVLink between them, allowed: PCIe GPUs with an NVLink bridge")

@@ -78,13 +78,6 @@ TEST_P(ElasticDispatchTest, EveryKind) {
             {.heap_bytes = 16 * kMebibyte});
 }
 
-TEST_P(ElasticDispatchTest, OneSelectionOrMany) {
-  DEEP_EP_NEEDS_RANKS(2);
-  for (const int topk : {1, 7, 32})
-    run_kinds(cluster(2), dispatch_kinds({33, 40}, topk), {.heap_bytes = 16 * kMebibyte});
-  run_kinds(cluster(1), dispatch_kinds({50}, 4), {.heap_bytes = 16 * kMebibyte});
-}
-
 TEST_P(ElasticDispatchTest, ManyTokensAreNumberedByManyBlocks) {
   DEEP_EP_NEEDS_RANKS(2);
   ClusterOptions options = cluster(2);

@@ -79,35 +79,6 @@ TEST_P(LowLatencyDispatchTest, MoreTokensThanBlocks) {
   run_all(cluster(2), {shape, large});
 }
 
-/// Calls without any rest between them: none may see another's rows, flags or counts.
-TEST_P(LowLatencyDispatchTest, ThousandsOfTinyCalls) {
-  DEEP_EP_NEEDS_RANKS(3);
-  const std::int64_t calls =
-      environment_number("DEEP_EP_TEST_CALLS", under_sanitizer()                           ? 150
-                                               : GetParam().topology == Topology::one_node ? 1500
-                                                                                           : 300);
-  std::vector<LowLatencyCase> cases;
-  for (std::uint64_t seed = 1; seed <= 7; ++seed) {
-    LowLatencyCaseShape shape{.tokens = {}, .max_tokens = 2, .hidden = 128, .local_experts = 2, .topk = 2};
-    shape.tokens = oracle::make_token_counts(oracle::TokenCounts::different, 3, 2, seed);
-    shape.format = seed % 2 == 0 ? RowFormat::bf16 : RowFormat::fp8;
-    shape.seed = seed;
-    cases.push_back(make_low_latency_case(shape));
-  }
-  ClusterOptions options = cluster(3);
-  options.host = {.multiprocessors = 2, .warps_per_block = 2};
-  run_with_buffers(options, low_latency_options(3, 2, 128), [&](Rank& rank, Buffer& buffer) {
-    std::vector<LowLatencyDispatchArguments> arguments;
-    for (const LowLatencyCase& one : cases) arguments.push_back(upload_arguments(rank, one));
-    for (std::int64_t call = 0; call < calls; ++call) {
-      const auto which = static_cast<std::size_t>(call * 5 % 7);
-      const LowLatencyDispatchResult result = buffer.low_latency_dispatch(arguments[which], rank.call());
-      if (call % 10 == 0) check_low_latency_dispatch(rank, cases[which], result);
-    }
-    buffer.check();
-  });
-}
-
 TEST_P(LowLatencyDispatchTest, StatisticsAreAdded) {
   DEEP_EP_NEEDS_RANKS(2);
   const LowLatencyCase one = make_low_latency_case(equal_shape(2, 6));

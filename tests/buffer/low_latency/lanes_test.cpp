@@ -55,7 +55,10 @@ class LaneExecutor final : public CountingExecutor {
       : CountingExecutor(inner), ranks_(ranks), table_(static_cast<std::size_t>(low_latency_channels(lanes) * ranks)) {}
 
   void copy(void* destination, const void* source, std::size_t bytes, StreamHandle stream) override {
-    if (bytes == table_.size() * sizeof(RdmaPeerParams)) std::memcpy(table_.data(), source, bytes);
+    if (!noted_ && bytes == table_.size() * sizeof(RdmaPeerParams)) {
+      std::memcpy(table_.data(), source, bytes);
+      noted_ = true;
+    }
     CountingExecutor::copy(destination, source, bytes, stream);
   }
 
@@ -77,6 +80,7 @@ class LaneExecutor final : public CountingExecutor {
  private:
   int ranks_;
   std::vector<RdmaPeerParams> table_;
+  bool noted_ = false;
 };
 
 BufferOptions lane_options(int ranks, int max_tokens, int lanes) {

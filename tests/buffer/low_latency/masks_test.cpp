@@ -5,7 +5,7 @@
 
 #include "tests/cluster/counting_executor.hpp"
 #include "tests/cluster/fixture.hpp"
-#include "tests/cluster/low_latency_case.hpp"
+#include "tests/cluster/low_latency_combine_case.hpp"
 
 namespace deep_ep::test {
 namespace {
@@ -161,17 +161,24 @@ TEST_P(LowLatencyMasksTest, TheEndDoesNotWaitForEverForARankThatDoesNotCome) {
   });
 }
 
-/// It waits for ranks that do not know of its calls, so its waits say nothing against them.
+/// It waits for ranks that do not know of its calls, so its waits say nothing against them. Nothing is selected, so it
+/// waits for nothing but that all have begun.
 TEST_P(LowLatencyMasksTest, ARankThatTheProgramMasksAccusesNobody) {
   DEEP_EP_NEEDS_RANKS(4);
   const LowLatencyCase all = four_ranks(10);
   run_cluster(cluster_with_absentees(4), [&](Rank& rank) {
     Buffer& buffer = rank.buffer(masking_options(scaled(0.5)));
+    LowLatencyDispatchArguments dispatch = upload_arguments(rank, all);
+    const std::vector<std::int64_t> nothing(static_cast<std::size_t>(dispatch.topk_idx.elements()), -1);
+    dispatch.topk_idx = rank.upload(nothing, DType::int64, {dispatch.topk_idx.size(0), 3});
+    const LowLatencyHandle handle = buffer.low_latency_dispatch(dispatch, rank.call()).handle;
     if (rank.rank() != 3) buffer.low_latency_update_mask(3, true, rank.call().stream);
     rank.bootstrap()->barrier();
     if (rank.rank() == 3) {
-      buffer.low_latency_dispatch(upload_arguments(rank, all), rank.call());
-      require_throws<TimeoutError>([&] { buffer.check(); }, {"rank 3 waited"}, "after eight time-outs");
+      buffer.low_latency_combine(combine_in_place(rank, buffer, handle, dispatch.topk_idx, 3), rank.call());
+      require_throws<TimeoutError>([&] { buffer.check(); },
+                                   {"rank 3 waited", "low-latency combine", "signal at an earlier call, expected 1)"},
+                                   "after eight time-outs");
     }
     rank.bootstrap()->barrier();
     if (rank.rank() == 3) return;

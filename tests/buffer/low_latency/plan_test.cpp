@@ -133,8 +133,11 @@ TEST(LowLatencyPlan, NoMoreTokensThanKernelsCount) {
   LowLatencySetup setup = low_latency_setup();
   setup.common.num_ranks = kMaxRanks;
   setup.common.window = LowLatencyWindow::make(0, std::size_t{1} << 40, kMaxRanks, 1);
-  EXPECT_NO_THROW(check_room(1024, 128, 256, setup));
-  EXPECT_TRUE(says(message_of<InvalidArgument>([&] { check_room(1025, 128, 256, setup); }),
+  LowLatencyCombineParams params;
+  params.max_tokens = 1024;
+  EXPECT_NO_THROW(choose_rails(false, params, 256, 256, setup));
+  params.max_tokens = 1025;
+  EXPECT_TRUE(says(message_of<InvalidArgument>([&] { choose_rails(false, params, 256, 256, setup); }),
                    {"max_tokens 1025", "room for 1024 tokens"}));
 }
 

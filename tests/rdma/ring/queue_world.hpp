@@ -59,7 +59,7 @@ class QueueWorld {
         local_(kHeapBytes / 8),
         remote_(kHeapBytes / 8),
         wire_(options.seed),
-        handler_(wire_, queue_pairs(rings_), "adversarial wire"),
+        handler_(wire_, "adversarial wire"),
         nic_(wire_, rings_, handler_, options.nic),
         doorbells_(rings_.options().count),
         context_(faults_.context(options.timeout_ns)) {
@@ -114,19 +114,10 @@ class QueueWorld {
     nic_.step();
   }
 
-  static RdmaQueuePair queue_pair(const rdma::RingMemory& rings, std::size_t i) {
-    RdmaQueuePair pair = rings.queue_pair(i, number(i), kPeer, {});
-    pair.sink = {kHeapBytes - 8 * static_cast<std::uint64_t>(i + 1), kLocalKey};
-    return pair;
-  }
-  static std::vector<RdmaQueuePair> queue_pairs(const rdma::RingMemory& rings) {
-    std::vector<RdmaQueuePair> pairs;
-    for (std::size_t i = 0; i < rings.options().count; ++i) pairs.push_back(queue_pair(rings, i));
-    return pairs;
-  }
-
   void add_queue_pair(std::size_t i) {
-    RdmaPeerParams peer{queue_pair(rings_, i), kLocalKey, kRemoteKey, kSignalKey};
+    const std::uint64_t sinks = kHeapBytes - 8 * rings_.options().count;
+    RdmaPeerParams peer{rings_.queue_pair(i, number(i), kPeer, {sinks, kLocalKey}), kLocalKey, kRemoteKey, kSignalKey};
+    handler_.add(peer.queue);
     wire_.add_queue_pair(number(i));
     if (options_.behind != Behind::cpu_handler) {
       RdmaQueuePair of_device = peer.queue;

@@ -23,8 +23,7 @@ struct LaunchTimes {
 };
 constexpr LaunchTimes kOnGpu = {milliseconds(2), milliseconds(100)};
 constexpr LaunchTimes kOnCpu = {milliseconds(20), milliseconds(500)};
-constexpr std::uint64_t kLaunchesAhead =
-    4;  ///< behind the one that serves: the thread may be late by that many idle times
+constexpr std::size_t kLaunchesAhead = 4;  ///< launches enqueued: the thread may be late by that many idle times
 
 std::uint64_t nanoseconds_of(milliseconds time) {
   return static_cast<std::uint64_t>(std::chrono::nanoseconds(time).count());
@@ -48,7 +47,7 @@ NicRunner::NicRunner(std::shared_ptr<Backend> executor, const SimulatedNicParams
     try {
       executor_->make_current();
       while (!stop.stop_requested()) {
-        keep_running();
+        keep_running(stop);
         std::this_thread::sleep_for(nap);
       }
     } catch (const std::exception& error) {
@@ -80,10 +79,12 @@ void NicRunner::end() noexcept {
   }
 }
 
-void NicRunner::keep_running() {
-  while (params_.launch - __atomic_load_n(&words_->serving, __ATOMIC_ACQUIRE) < kLaunchesAhead) {
+void NicRunner::keep_running(const std::stop_token& stop) {
+  while (!ends_.empty() && executor_->event_done(ends_.front())) ends_.pop_front();
+  while (ends_.size() < kLaunchesAhead && !stop.stop_requested()) {
     ++params_.launch;
     executor_->kernels().simulated_nic(params_, shape_, stream_.get());
+    ends_.push_back(executor_->record_event(stream_.get()));
   }
 }
 

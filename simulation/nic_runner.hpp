@@ -1,6 +1,7 @@
 // Keeps the kernel that plays a NIC running.
 #pragma once
 
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -36,7 +37,7 @@ class NicRunner {
     alignas(64) std::uint64_t serving;
   };
 
-  void keep_running();
+  void keep_running(const std::stop_token& stop);
   void wait_until_serving() const;
   void end() noexcept;
 
@@ -45,6 +46,7 @@ class NicRunner {
   SimulatedNicParams params_;
   LaunchShape shape_;
   OwnStream stream_;
+  std::deque<EventHandle> ends_;  ///< of launches that are enqueued
   mutable std::mutex mutex_;
   std::string failure_;
   std::jthread thread_;  ///< last: uses the rest

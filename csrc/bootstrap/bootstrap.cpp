@@ -45,7 +45,12 @@ void agree(Bootstrap& bootstrap, std::string_view what, const std::function<void
     }
   };
   if (exchanges != nullptr) return try_step();
-  const auto failure = first_failure(bootstrap, try_step);
+  std::optional<FirstFailure> failure;
+  try {
+    failure = first_failure(bootstrap, try_step);
+  } catch (...) {
+    if (!own) throw;  // else the step's own error says more than one about telling the others
+  }
   if (own) std::rethrow_exception(own);
   if (failure) fail<SystemError>("{} failed on rank {}: {}", what, failure->rank, failure->why);
 }

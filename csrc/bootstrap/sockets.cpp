@@ -61,8 +61,9 @@ SocketAddress unix_address(std::string_view name) {
 UniqueFd listen_at(const SocketAddress& address) {
   UniqueFd socket = new_socket(address.at.ss_family);
   const int yes = 1;  // connections of a process before may still hold the port
-  if (!address.is_unix()) ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-  const bool listens = ::bind(socket.get(), address.get(), address.size) == 0 && ::listen(socket.get(), kQueue) == 0;
+  if (socket && !address.is_unix()) ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+  const bool listens =
+      socket && ::bind(socket.get(), address.get(), address.size) == 0 && ::listen(socket.get(), kQueue) == 0;
   return listens ? std::move(socket) : UniqueFd();
 }
 

@@ -111,6 +111,9 @@ std::size_t Arena::largest_free() const {
 /// many.
 void Arena::thin_out(std::vector<EventHandle>& events) const noexcept {
   constexpr std::size_t kMany = 8;
+  if (events.size() < 2) return;
+  std::sort(events.begin(), events.end());
+  events.erase(std::unique(events.begin(), events.end()), events.end());
   if (events.size() <= kMany) return;
   std::erase_if(events, [&](const EventHandle& event) {
     try {

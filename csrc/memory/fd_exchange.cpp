@@ -22,7 +22,7 @@ namespace {
 
 /// What comes with a descriptor.
 struct Letter {
-  Token secret;
+  Token secret = {};
   std::int32_t rank = -1;
   std::int32_t padding = 0;
 };

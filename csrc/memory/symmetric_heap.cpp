@@ -139,22 +139,23 @@ void SymmetricHeap::resume(Bootstrap& bootstrap) {
 
 /// The same exchanges as of the constructor with descriptors.
 void SymmetricHeap::admit(Bootstrap& bootstrap, const std::vector<bool>& is_new) {
-  const std::vector<HeapCapabilities> next = meet(bootstrap);
-  agree(bootstrap, "offering the heap to new processes", [&] {
-    const HeapPlan plan = plan_heap(next, {.bytes = bytes()});
-    if (kind() != HeapKind::posix_fd || plan.kind != kind() || plan.bytes != bytes()) {
-      fail<Unsupported>("replace_ranks: the heaps of {} are shared by {}, with the new ranks by {}, allowed: {}",
-                        format_bytes(bytes()), name_of(kind()), name_of(plan.kind), name_of(HeapKind::posix_fd));
-    }
-    for (std::size_t peer = 0; peer < num_ranks(); ++peer) {
-      if (!is_new[peer] || !has_addresses_of(peer)) continue;  // the addresses of a thread of this process are its own
-      ranges_[peer] = std::make_shared<AddressRange>(memory_, bytes());
-    }
-  });
-  const std::vector<HeapCapabilities> before = std::exchange(ranks_, next);
+  const std::vector<HeapCapabilities> next = meet(bootstrap), before = ranks_;
   try {
+    agree(bootstrap, "offering the heap to new processes", [&] {
+      const HeapPlan plan = plan_heap(next, {.bytes = bytes()});
+      if (kind() != HeapKind::posix_fd || plan.kind != kind() || plan.bytes != bytes()) {
+        fail<Unsupported>("replace_ranks: the heaps of {} are shared by {}, with the new ranks by {}, allowed: {}",
+                          format_bytes(bytes()), name_of(kind()), name_of(plan.kind), name_of(HeapKind::posix_fd));
+      }
+      for (std::size_t peer = 0; peer < num_ranks(); ++peer) {
+        if (!is_new[peer] || !has_addresses_of(peer)) continue;  // those of a thread of this process are its own
+        ranges_[peer] = std::make_shared<AddressRange>(memory_, bytes());
+      }
+    });
+    ranks_ = next;
     share(bootstrap, is_new);
   } catch (...) {
+    listener_ = UniqueFd();
     ranks_ = before;
     throw;
   }

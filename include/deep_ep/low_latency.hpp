@@ -67,11 +67,11 @@ struct LowLatencyDispatchArguments {
   /// [1] float32, positive, with nvfp4: a factor of all scales, so a channel is about value * scale /
   /// x_global_scale. None: 1. 448 * 6 / the largest magnitude of x uses the whole range. It does not travel.
   std::optional<ConstTensorView> x_global_scale = {};
-  /// [T, K] float32: the weights of the combines of this dispatch, if they are known. Where all ranks reach each other
-  /// by NVLink and none is ever masked, they travel with the rows: then combine announces nothing, and with hooks sends
-  /// a sum for each rank and token instead of all rows, while no rank waits for a late one to send. A promise: topk_idx
-  /// and topk_weights of these combines are equal to topk_idx and this; otherwise their results are undefined. None, or
-  /// elsewhere: combine uses its own.
+  /// [T, K] float32: the topk_weights of all combines of this dispatch, if they are known. They travel with the rows if
+  /// all ranks reach each other by NVLink and the buffer has no masking. Then combine announces no selections, and with
+  /// hooks it sends one sum for each rank and token, and waits for no late rank to send. Otherwise they have no effect.
+  /// These combines must have the same topk_idx and these weights: with others this call and later ones may have wrong
+  /// results, or end in TimeoutError. Given on all ranks or on none.
   std::optional<ConstTensorView> combine_weights = {};
   /// [L] int32: each entry grows by the number of rows that the expert received.
   std::optional<TensorView> cumulative_local_expert_recv_stats = {};

@@ -151,7 +151,7 @@ class PortChannel {
   }
 
  private:
-  /// Where the ring is full, waits until `count` entries are writable.
+  /// Waits until `count` entries are writable, if the ring is full.
   DEEP_EP_DEVICE bool make_room(std::uint32_t count) {
     if (!good_) return false;
     if (written_ + count - completed_ <= pair_.depth) return true;

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -55,7 +56,18 @@ void define_events(py::module_& module) {
       .def("__copy__", [](const Event& event) { return event; })
       .def("__deepcopy__", [](const Event& event, const py::dict&) { return event; });
   py::class_<ReceiveHook>(module, "ReceiveHook", "Enqueues the receive part of a low-latency call. Call it once.")
-      .def("__call__", [](const ReceiveHook& hook) { hook.receive(); });
+      .def("__call__", [](ReceiveHook& hook) {
+        // A hook that has been called keeps no buffer, and does nothing after destroy(). One that failed may be called
+        // again.
+        std::function<void()> receive = std::exchange(hook.receive, nullptr);
+        if (!receive) return;
+        try {
+          receive();
+        } catch (...) {
+          hook.receive = std::move(receive);
+          throw;
+        }
+      });
 }
 
 /// How the ranks of Python's buffers find each other: over a function of Python that gathers bytes. Without an exchange

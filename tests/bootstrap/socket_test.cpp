@@ -205,11 +205,17 @@ TEST(SocketBootstrap, WhoMayNotTakeACallSaysSo) {
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
   const rlimit scarce{static_cast<rlim_t>(next) + 1, before.rlim_max};  // one more file: who listens
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &scarce), 0);
+  std::atomic<bool> refused = false;  // perhaps before the call has come
   const auto errors = run_threads(2, [&](int rank) {
-    if (rank == 0) make_socket_bootstrap(0, 2, "", port, long_patience());
-    const Deadline deadline(long_patience());
-    while (rank == 1 && !deadline.expired() &&
-           ::connect(caller.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
+    if (rank == 0) {
+      try {
+        make_socket_bootstrap(0, 2, "", port, long_patience());
+      } catch (...) {
+        refused = true;
+        throw;
+      }
+    }
+    while (!refused && ::connect(caller.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
       std::this_thread::yield();
     }
   });

@@ -6,10 +6,10 @@
 
 #include "deep_ep/bootstrap.hpp"
 #include "tests/cluster/case.hpp"
-#include "tests/cluster/counting_executor.hpp"
 #include "tests/cluster/exchange.hpp"
 #include "tests/cluster/low_latency_case.hpp"
 #include "tests/cluster/low_latency_combine_case.hpp"
+#include "tests/cluster/recording_executor.hpp"
 
 namespace deep_ep::test {
 namespace {
@@ -62,7 +62,7 @@ class FailedCallsTest : public ::testing::Test {
   }
 
   std::shared_ptr<Bootstrap> bootstrap_ = make_thread_bootstraps(1).front();
-  std::shared_ptr<CountingExecutor> executor_ = std::make_shared<CountingExecutor>(make_host_executor());
+  std::shared_ptr<RecordingExecutor> executor_ = std::make_shared<RecordingExecutor>(make_host_executor());
   Rank rank_{0, {.ranks = 1, .where = {}, .host = {}}, bootstrap_, executor_};
   Case case_ = make_case({.tokens = {9}, .hidden = 64, .combine_hidden = 64});
   Inputs inputs_ = upload_inputs(rank_, case_);
@@ -114,6 +114,19 @@ TEST_F(FailedCallsTest, LowLatencyDispatchWithHook) {
   second.hook();
   for (const auto& result : {*sent, second}) check_low_latency_dispatch(rank_, low_latency_.before, result);
   expect_next_low_latency_dispatch();
+}
+
+/// Of what a recording cannot hold, nothing is left in it.
+TEST_F(FailedCallsTest, RecordedCalls) {
+  const CallOptions call = rank_.call();
+  record(rank_, *executor_, [&] {
+    require_throws<InvalidArgument>([&] { buffer_->dispatch(inputs_.dispatch, call); },
+                                    {"num_worst_tokens is 0, but the stream records a CUDA graph"}, "exact sizes");
+    require_throws<InvalidArgument>([&] { buffer_->allocate_tensor(DType::uint8, {100}, call.stream); },
+                                    {"allocate_tensor: the stream is being recorded into a CUDA graph"}, "the heap");
+  });
+  buffer_->check();
+  run_round(rank_, *buffer_, case_);
 }
 
 }  // namespace

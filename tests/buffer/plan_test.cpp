@@ -9,7 +9,7 @@
 namespace deep_ep::test {
 namespace {
 
-/// As a buffer's description tells them: "2 peers x 3 channels".
+/// As a buffer's description tells them: "2 peers x 2 channels".
 std::size_t described_queue_pairs(const std::string& text) {
   static const std::regex kPairs("([0-9]+) peers? x ([0-9]+) channels");
   std::size_t pairs = 0;

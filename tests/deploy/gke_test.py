@@ -68,6 +68,12 @@ class NodePool(unittest.TestCase):
                 self.assertEqual(status, 2)
                 self.assertIn(words, errors)
 
+    def test_delete(self):
+        words, flags = command_of(start("delete-nodepool.sh", "--yes", "--dry-run")[1])
+        self.assertEqual(words[:5], ["gcloud", "container", "node-pools", "delete", "a4"])
+        self.assertIn("--quiet", flags)
+        self.assertNotIn("--quiet", start("delete-nodepool.sh", "--dry-run")[1])
+
 
 class Networks(unittest.TestCase):
     def test_the_file_is_what_the_script_prints(self):

@@ -12,7 +12,7 @@ import re
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Errors of the library and of the command. Others (std::logic_error, ...) are for programmers of the library.
-TYPES = "Error|InvalidArgument|RankMismatch|OutOfMemory|TimeoutError|UseAfterDestroy|SystemError"
+TYPES = "Error|InvalidArgument|RankMismatch|OutOfMemory|TimeoutError|UseAfterDestroy|SystemError|Unsupported"
 THROWN = re.compile(rf"\b(?:fail<(?:\w+::)*({TYPES})>|throw (?:\w+::)*({TYPES}|py::\w+))\s*\(")
 TOKEN = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|[()]')
 DESCRIBED = re.compile(r"(^|/)(fault\w*|failure|syndrome)\.cpp$")

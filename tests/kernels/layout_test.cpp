@@ -47,6 +47,7 @@ constexpr int kNodesAndWidth[][2] = {{128, 8}, {14, 72}, {3, 200}, {2, 128}, {1,
 TEST(Layout, CountsForAThousandRanks) {
   constexpr int kTokens = 70, kTopk = 32, kExpertsOfRank = 2;
   for (const auto& executor : executors_present(4)) {
+    executor->make_current();
     for (const auto& [nodes, width] : kNodesAndWidth) {
       const int ranks = nodes * width, experts = ranks * kExpertsOfRank;
       SCOPED_TRACE(std::to_string(nodes) + " nodes of " + std::to_string(width));

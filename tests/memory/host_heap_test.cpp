@@ -62,6 +62,7 @@ TEST(HostHeap, RanksOfOtherHostsAreNotMapped) {
 
 /// The others see its memory where that of the process before was.
 TEST(HostHeap, ANewProcessTakesThePlaceOfAnother) {
+  if (test::under_thread_sanitizer()) GTEST_SKIP() << "ThreadSanitizer ends a forked child with threads";
   const auto groups = make_thread_bootstraps(3, long_patience());
   expect_nothing_thrown(run_rank_processes(3, [&](const std::shared_ptr<Bootstrap>& bootstrap) {
     const auto check = [](bool holds, const char* what) {
@@ -104,6 +105,7 @@ void map_and_exchange(Bootstrap& bootstrap) {
 }
 
 TEST(HostHeap, ProcessesMapEachOther) {
+  if (test::under_thread_sanitizer()) GTEST_SKIP() << "ThreadSanitizer ends a forked child with threads";
   expect_nothing_thrown(run_rank_processes(3, [](const auto& bootstrap) { map_and_exchange(*bootstrap); }));
 }
 

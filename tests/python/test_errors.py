@@ -7,7 +7,7 @@ from cluster import on_ranks
 from normal_mode import CONFIG, check_received, send
 from reference import make_case
 
-from deep_ep import Buffer, Config
+from deep_ep import Buffer, Config, ElasticBuffer
 from deep_ep.errors import RankMismatch
 
 
@@ -40,6 +40,12 @@ def test_wrong_types_before_any_call():
         (TypeError, "group is of type str", lambda: Buffer("group")),
         (TypeError, "group is of type int", lambda: Buffer(None, comm=3)),
         (ValueError, "rank of this process in group is -1, allowed: 0 to 0", lambda: Buffer(None, comm=outside)),
+        (
+            TypeError,
+            "allow_nvlink_for_low_latency is of type str, expected True or False",
+            lambda: Buffer(None, allow_nvlink_for_low_latency_mode="x", comm=Alone),
+        ),
+        (ValueError, "memory is [0-9]+, which is out of range", lambda: ElasticBuffer(Alone, 1 << 70)),
         (TypeError, "num_sms is 20.0", lambda: Config(20.0)),
         (TypeError, "num_ranks is None", lambda: Config().get_rdma_buffer_size_hint(14336, None)),
         (TypeError, "num_max_dispatch_tokens_per_rank is 128.0", lambda: hint(128.0, 7168, 8, 256)),
@@ -59,7 +65,7 @@ def test_a_surplus_argument_of_a_binding():
     native = buffer.runtime
     x, idx, weights = torch.zeros(3, 128, dtype=torch.bfloat16), torch.zeros(3, 2, dtype=torch.int64), torch.ones(3, 2)
     received, waits = torch.zeros(4, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
-    dispatch = (x, idx, 8, 4, received, None, False, False, False, False, False, None, 0, False, None, False)
+    dispatch = (x, idx, 8, 4, received, None, False, False, False, False, False, None, 0, False, None, False, None)
     handle = native.low_latency_dispatch(*dispatch[:4], None, *dispatch[5:])[2]
     combine = (torch.zeros(4, 8, 128).to(x), idx, weights, handle, False, False, None, waits, False, False, None)
     before = native.metrics()["calls"]

@@ -21,12 +21,13 @@ def test_endings(group):
     waits = torch.zeros(buffer.group_size, dtype=torch.int64)
     received = torch.zeros(case.local_experts, dtype=torch.int32)
     words = torch.zeros(case.local_experts, (buffer.group_size * M + 3) // 4, dtype=torch.int64)
+    known = case.topk_weights[rank].clone()
     rows, count, handle, event, hook = dispatch(
         buffer, case, use_fp8=False, async_finish=True, dispatch_wait_recv_cost_stats=waits,
-        cumulative_local_expert_recv_stats=received, arrival_counters=words, arrival_rows=4,
+        cumulative_local_expert_recv_stats=received, arrival_counters=words, arrival_rows=4, combine_weights=known,
     )  # fmt: skip
     assert hook is None and (words == 1 << 24).all(), "on the CPU a call has received when it returns"
-    for kept in (waits, received, case.x[rank], case.topk_idx[rank], rows):
+    for kept in (waits, received, case.x[rank], case.topk_idx[rank], rows, known):
         assert any(tensor is kept for tensor in event.extra_tensors)
     event.current_stream_wait()
     reference.check_dispatched(case, rank, M, (rows, count, handle, event, hook), stats=received)
@@ -39,26 +40,28 @@ def test_endings(group):
     reference.close(back, wanted)
     del event
 
-    out = torch.empty_like(back)
-    x, idx = case.x[rank].clone(), case.topk_idx[rank].clone()
-    rows, count, handle, event, hook = buffer.low_latency_dispatch(
-        x, idx, M, case.num_experts, use_fp8=False, return_recv_hook=True
-    )
-    assert event.event is None
-    x.fill_(7)  # may be overwritten once the send part has run
-    del rows, count, x, idx
-    gc.collect()
-    hook()
-    idx, weights = case.topk_idx[rank].clone(), case.topk_weights[rank].clone()
-    back, _, hook = buffer.low_latency_combine(
-        outputs[rank], idx, weights, handle, return_recv_hook=True, out=out
-    )
-    assert back is out
-    del idx, weights, handle, back
-    gc.collect()
-    hook()
-    hook()  # a second time does nothing
-    reference.close(out, wanted)
+    for with_weights in (False, True):
+        out = torch.empty_like(back)
+        x, idx = case.x[rank].clone(), case.topk_idx[rank].clone()
+        known = case.topk_weights[rank].clone() if with_weights else None
+        rows, count, handle, event, hook = buffer.low_latency_dispatch(
+            x, idx, M, case.num_experts, use_fp8=False, return_recv_hook=True, combine_weights=known
+        )
+        assert event.event is None
+        x.fill_(7)  # may be overwritten once the send part has run
+        del rows, count, x, idx, known
+        gc.collect()
+        hook()
+        idx, weights = case.topk_idx[rank].clone(), case.topk_weights[rank].clone()
+        returned, _, hook = buffer.low_latency_combine(
+            outputs[rank], idx, weights, handle, return_recv_hook=True, out=out
+        )
+        assert returned is out
+        del idx, weights, handle, returned
+        gc.collect()
+        hook()
+        hook()  # a second time does nothing
+        reference.close(out, wanted)
 
 
 @on_ranks(3)

@@ -67,6 +67,7 @@ def test_wrong_use(group):
         (ValueError, "topk_idx", send(idx=idx[1:])),
         (ValueError, "x_global_scale", send(use_nvfp4=True, x_global_scale=torch.ones(2))),
         (ValueError, "use_nvfp4", send(use_nvfp4=True, round_scale=True)),
+        (ValueError, "combine_weights", send(combine_weights=weights[:, 1:].contiguous())),
         (ValueError, "arrival_counters", send(arrival_counters=torch.zeros(4, 2, dtype=torch.int64))),
         (ValueError, "async_finish", send(async_finish=True, return_recv_hook=True)),
         (ValueError, "topk_weights", back(weights=weights.double())),
@@ -78,7 +79,9 @@ def test_wrong_use(group):
     )
     reference.check_dispatched(case, rank, M, dispatch(buffer, case, use_fp8=False))
     gone = make_buffer(group, explicitly_destroy=True)
-    hook = dispatch(gone, case, return_recv_hook=True)[4]
+    called, hook = (dispatch(gone, case, return_recv_hook=True)[4] for _ in range(2))
+    called()
     gone.destroy()
-    for call in (hook, lambda: dispatch(gone, case)):
+    called()  # a second time does nothing, whatever came in between
+    for call in (hook, hook, lambda: dispatch(gone, case)):  # a hook that failed may be called again
         refused((RuntimeError, "destroy", call))

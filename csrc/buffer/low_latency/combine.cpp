@@ -111,6 +111,9 @@ void check_handle(const LowLatencyHandle& handle, const LowLatencySetup& setup) 
   check_range("handle.num_tokens", handle.num_tokens, 0, handle.max_tokens);
   check_range("handle.num_topk", handle.num_topk, 1, kMaxTopk);
   check_experts("handle.num_experts", handle.num_experts, num_ranks, setup.max_local_experts);
+  if (handle.has_weights && (setup.rdma() || setup.common.mask != nullptr)) {
+    throw InvalidArgument("handle has weights, and is of another buffer: dispatches of this one do not carry any");
+  }
   const LowLatencyRowTable table{nullptr, num_ranks, handle.max_tokens, handle.num_topk};
   check_tensor("handle.row_table", handle.row_table.view(), setup.device, {DType::int32},
                {table.height(handle.has_weights), num_ranks});

@@ -140,8 +140,7 @@ inline void choose_rails(bool may, LowLatencyCallParams& params, std::size_t dir
     constexpr double kHopNs = 5000;  // what a call within a node takes beyond its bytes
     const int ranks = setup.common.num_ranks;
     const int nodes = ranks / setup.reach.rail_width;
-    // Where a token has a row for each of `others` of so many equal parts, of which some of its selections fall to at
-    // least one.
+    // A token has a row for each of `others` of so many equal parts, if some of its selections fall to that part.
     const auto bytes = [&](int others, int parts, std::size_t row_bytes) {
       const double selected = 1 - std::pow(1 - 1.0 / parts, static_cast<int>(params.num_topk));
       return others * selected * static_cast<double>(needed(row_bytes));

@@ -38,6 +38,7 @@ Device::Device(std::string name, const PathOptions& path, const VerbsFunctions& 
   for (int i = 0; list != nullptr && i < count && context_ == nullptr; ++i) {
     names.emplace_back(functions_.get_device_name(list.get()[i]));
     if (names.back() != name_) continue;
+    errno = 0;
     ibv_context* const opened = functions_.open_device(list.get()[i]);
     if (opened == nullptr) {
       fail<SystemError>("RDMA device {}: ibv_open_device: {} (needs read and write access to /dev/infiniband/uverbs*)",
@@ -58,6 +59,7 @@ Device::Device(std::string name, const PathOptions& path, const VerbsFunctions& 
         "firmware configuration",
         name_);
   }
+  errno = 0;
   ibv_pd* const domain = functions_.alloc_pd(context());
   require(name_, errno_unless(domain != nullptr), "ibv_alloc_pd");
   protection_domain_ = {domain,
@@ -78,6 +80,7 @@ QueuePairAddress Device::find_address() const {
   address.link_layer = ethernet ? LinkLayer::ethernet : LinkLayer::infiniband;
   address.needs_global_route = (port.flags & IBV_QPF_GRH_REQUIRED) != 0 ? 1 : 0;
   ibv_gid gid{};
+  errno = 0;
   const int refused = functions_.query_gid(context(), static_cast<std::uint8_t>(path_.port), path_.gid_index, &gid);
   require(name_, errno_unless(refused == 0),
           fmt::format("ibv_query_gid of port {}, index {}", path_.port, path_.gid_index));

@@ -60,7 +60,8 @@ class Device {
 /// SystemError "RDMA device mlx5_0: `call`: ..." with the hint, unless `error`, an errno, is 0.
 void require(const std::string& device, int error, const std::string& call, const char* hint = "");
 inline constexpr const char* kNoRoute = " (no route to the peer: wrong GID index, subnet, or a link that is down)";
-inline int errno_unless(bool good) { return good ? 0 : errno; }
+/// Of a call before which errno was 0: libraries may fail without a word.
+inline int errno_unless(bool good) { return good ? 0 : errno != 0 ? errno : EIO; }
 
 /// Logs that `call`, which was to end something that the device had made, has failed. 0: it has not.
 void note_end(const std::string& device, const char* call, int error);

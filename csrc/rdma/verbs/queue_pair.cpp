@@ -11,6 +11,7 @@
 
 namespace deep_ep::rdma::verbs {
 std::shared_ptr<ibv_cq> make_completion_queue(const std::shared_ptr<Device>& device, std::uint32_t depth) {
+  errno = 0;
   ibv_cq* const made = device->functions().create_cq(device->context(), static_cast<int>(depth), nullptr, nullptr, 0);
   require(device->name(), errno_unless(made != nullptr), fmt::format("ibv_create_cq of {} entries", depth));
   return owned(device, made, device->functions().destroy_cq, "ibv_destroy_cq");
@@ -41,6 +42,7 @@ QueuePair::QueuePair(std::shared_ptr<Device> device, std::shared_ptr<ibv_cq> com
   wanted.cap.max_recv_wr = 1;  // Nothing is ever received; some providers refuse 0.
   wanted.cap.max_send_sge = 1;
   wanted.cap.max_recv_sge = 1;
+  errno = 0;
   ibv_qp* const made = device_->functions().create_qp(device_->protection_domain(), &wanted);
   require(device_->name(), errno_unless(made != nullptr),
           fmt::format("ibv_create_qp (reliable connection, {} send requests)", send_depth));

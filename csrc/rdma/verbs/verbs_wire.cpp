@@ -87,7 +87,7 @@ std::size_t VerbsWire::post(std::size_t ring, std::span<const Operation> operati
   // Full, although there should be room: the next request must ask for a completion, or nothing frees room.
   if (error == ENOMEM) {
     queue.since_reported = depth_;
-  } else {
+  } else if (error != 0) {
     require(device_->name(), error, fmt::format("ibv_post_send to queue pair {:#x}", queue.pair.number()));
   }
   return accepted;

@@ -120,10 +120,8 @@ struct CombinePusher {
     const WarpShare share{warp, params.warps_per_row};
     const int steps = share.steps(wire);
     std::byte* const to = destination(call, row);
-    float weight = 0;  // of the lane's selection
-    if (kWeighted && lane_index() < params.num_topk) {
-      weight = load_stream(params.table().weight(row.source, row.index, lane_index()));
-    }
+    const auto own_weight = [&] { return load_stream(params.table().weight(row.source, row.index, lane_index())); };
+    float weight = kWeighted && lane_index() < params.num_topk ? own_weight() : 0;
     bool chosen = false;
     std::uint32_t rows = warp::ballot(row.position >= 0);
 
@@ -329,7 +327,9 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   // 5. With two calls in flight the next one may be what waits for room: so the last block acknowledges this one.
   block::sync();
   const bool last = thread_index() == 0 && counters.arrive(epochs, params.phase);
-  if (warp == 0 && warp::any(last && !aborted(common.wait))) receiving.acknowledge_all(epochs.receive);
+  if (warp != 0 || !warp::any(last && !aborted(common.wait))) return;
+  warp::sync();
+  receiving.acknowledge_all(epochs.receive);
 }
 
 }  // namespace deep_ep::device::low_latency

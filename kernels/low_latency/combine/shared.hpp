@@ -61,7 +61,8 @@ DEEP_EP_DEVICE std::uint32_t meaning_of(const LowLatencyCombineParams& params) {
 
 /// A selection at the time of combine. At the head of a call owners announce to every rank, in cells, which experts
 /// their tokens select now, and with which weights: they no longer know which ranks hold rows of their tokens. A cell
-/// has all of meaning_of(): its lower half beside expert and weight in the payload, its upper half above the epoch.
+/// has all of meaning_of(): its lower half beside expert and weight in
+/// the payload, its upper half above the epoch.
 struct Selection {
   std::int64_t index;  ///< of the caller's table, which nothing has to wait for yet; or of a cell
   float weight;

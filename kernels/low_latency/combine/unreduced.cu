@@ -15,8 +15,8 @@
 //
 // Room: a sender writes to an owner that has acknowledged the call before the last. A rank acknowledges at the end of
 // its receive part, when all ranks have sent all their rows: so no row of an acknowledged call is under way, not even
-// one that the rank did not want. It does not wait for its next call to do so, as ranks do elsewhere: with two calls in
-// flight that next call is the very one whose rows would wait for it.
+// one that the rank did not want. It does not wait for its next call to do so, as calls in one launch do: with two
+// calls in flight that next call is the very one whose rows would wait for it.
 //
 // For ranks that all reach each other by NVLink, without masking, where the rows fit the window. Other calls with hooks
 // send as calls in one launch do. (A masked rank that comes late would write into places of others; what posters and

@@ -16,8 +16,6 @@
 
 namespace deep_ep::device::low_latency {
 
-constexpr LowLatencyKind kDispatch = LowLatencyKind::dispatch;
-
 /// By one warp of a block that posts: all that a far rank gets from this rank over one lane in one call. Senders stage
 /// the row of a token once for all far ranks; this warp counts the rows that the peer gets by itself.
 DEEP_EP_DEVICE void post_to(const DispatchSender<true>& sender, CallPoster<DispatchCall<true>>& poster) {
@@ -69,7 +67,7 @@ DEEP_EP_DEVICE void post_to(const DispatchSender<true>& sender, CallPoster<Dispa
 DEEP_EP_DEVICE void prepare(const LowLatencyDispatchParams& params, const DispatchShared& shared) {
   const LowLatencyParams& common = params.common;
   if (thread_index() == 0) {
-    shared.words->epochs = common.counters(kDispatch).epochs();
+    shared.words->epochs = common.counters(LowLatencyKind::dispatch).epochs();
     note_masks(common, shared.words->masks);
   }
   if (common.mask != nullptr) block::sync();
@@ -89,7 +87,7 @@ DEEP_EP_DEVICE void post_dispatch(DispatchSender<true>& sender) {
   prepare(params, sender.shared);
   block::sync();
   const LowLatencyEpochs epochs = sender.shared.words->epochs;
-  if (thread_index() == 0) params.common.counters(kDispatch).arrive(epochs, params.phase);
+  if (thread_index() == 0) params.common.counters(LowLatencyKind::dispatch).arrive(epochs, params.phase);
   if (sending) sender.count(0, params.num_tokens, sender.call().uses_rails());
   block::sync();
   serve_lane(sender.call(), epochs.receive - 1, sending, sender.shared.posters,
@@ -126,7 +124,8 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
 
   // 2. Send. The counts come first, as others wait for them.
   const auto arrive = [&] {
-    if (thread_index() == block_threads() - 1) common.counters(kDispatch).arrive(words.epochs, params.phase);
+    if (thread_index() == block_threads() - 1)
+      common.counters(LowLatencyKind::dispatch).arrive(words.epochs, params.phase);
   };
   if (sending && tells) {
     sender.count(0, params.num_tokens);
@@ -152,7 +151,7 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
   const Divisor& parts = params.warps_per_row;
   int group = warp_index() / parts * common.working_blocks + block_index();
   int groups = block_warps() / parts * common.working_blocks;
-  const bool last = receive_with_masks(common, kDispatch, shared.words->masks, [&](bool again) {
+  const bool last = receive_with_masks(common, LowLatencyKind::dispatch, shared.words->masks, [&](bool again) {
     if (again) {  // alone
       group = warp_index() / parts;
       groups = block_warps() / parts;

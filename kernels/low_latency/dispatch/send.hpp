@@ -51,7 +51,7 @@ struct DispatchShared {
   }
 };
 
-// A warp has the header in the lines that it loads at once: the token, and expert and slot of each selection.
+// A warp has the header in the lines that it loads at once: the token, and of each selection expert and slot or weight.
 static_assert(sizeof(std::uint32_t) * (1 + 2 * kMaxTopk) <= kWarpLines * kTaggedPayload);
 
 /// Word `word` of the header, of whose lines each lane has a part; another one in every lane. By a whole warp.

@@ -70,8 +70,11 @@ class EPBuffer(ElasticBuffer, BufferBase):
 
     def destroy(self) -> None:
         """As ``ElasticBuffer.destroy``."""
-        super().destroy()
-        self.context = self._native.lb_storage = None
+        try:
+            super().destroy()
+        finally:
+            if self.runtime is None:
+                self.context = self._native.lb_storage = None
 
     barrier = comm.barrier  # type: ignore[assignment]
 
@@ -116,7 +119,8 @@ class EPBuffer(ElasticBuffer, BufferBase):
 
         ``defer_epilogue``: returns the event alone, and the host does not wait. Its ``wait()`` returns the results but for the
         event, for the stream that is current then; with ``do_cpu_sync`` the host waits there, and results get their exact
-        sizes. Until then the rows take as much memory as without ``do_cpu_sync``."""
+        sizes. Until then the rows take as much memory as without ``do_cpu_sync``. Several such calls of a buffer may wait
+        together, and their results come in any order of ``wait()``."""
         _check_deferred(defer_epilogue, async_with_compute_stream)
         if do_handle_copy:
             raise WrongUse("do_handle_copy is True, allowed: False, as the handle keeps topk_idx itself: give a copy instead")
@@ -161,7 +165,8 @@ class EPBuffer(ElasticBuffer, BufferBase):
         """As ``ElasticBuffer.combine``.
 
         ``defer_epilogue``: returns the event alone; its ``wait()`` returns the results but for the event, for the stream that is
-        current then. ``bias`` is read there; with a ``bias`` the sum comes behind the calls of this buffer so far."""
+        current then. ``bias`` is read there; with a ``bias`` the sum comes behind the calls of this buffer so far.
+        Several such calls wait as those of ``dispatch`` do, in any order."""
         _check_deferred(defer_epilogue, async_with_compute_stream)
         kept = handle.topk_idx if isinstance(handle, EPHandle) else None, bias
         later = bool(defer_epilogue) and biases(bias)[0] is not None

@@ -40,7 +40,7 @@ def joined_by_nvlink(first: str, second: str) -> bool:
 
 def check_nvlink_connections(group: Any) -> None:
     """Refuses PCIe GPUs that are not joined by NVLink bridges in pairs. Collective over ``group`` for such GPUs only. Warns where
-    the driver's library does not tell."""
+    the driver's library does not tell; ranks may differ if NVML fails on one of them."""
     if not torch.cuda.is_available() or "PCIE" not in torch.cuda.get_device_name(torch.cuda.current_device()).upper():
         return
     if group.size() > 2:

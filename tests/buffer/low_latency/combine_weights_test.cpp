@@ -105,7 +105,7 @@ TEST_P(LowLatencyWeightsTest, ArgumentsThatAreRefused) {
   });
 }
 
-/// Where ranks may be left out, combine announces its own weights.
+/// Combine announces its own weights if ranks may be left out.
 TEST_P(LowLatencyWeightsTest, AreNotUsedWithMasking) {
   DEEP_EP_NEEDS_RANKS(2);
   LowLatencyCombineCase one = make_low_latency_combine_case({.tokens = {4, 4}, .max_tokens = 4, .hidden = 512});

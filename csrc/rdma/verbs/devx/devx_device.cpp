@@ -18,6 +18,7 @@ namespace {
 MacAddress find_mac(const DevxDevice& devx, const QueuePairAddress& peer) {
   const Device& device = *devx.device;
   ibv_ah_attr attributes = route_to(device, device.address(), peer);
+  errno = 0;
   const std::unique_ptr<ibv_ah, int (*)(ibv_ah*)> handle(
       device.functions().create_ah(device.protection_domain(), &attributes), device.functions().destroy_ah);
   require(device.name(), errno_unless(handle != nullptr), fmt::format("ibv_create_ah for {}", to_string(peer)),

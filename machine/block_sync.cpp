@@ -140,7 +140,7 @@ std::string Block::describe(const MbarrierState& state) const {
                      state.phase, state.missing, state.arrivals, state.expected_bytes);
 }
 
-/// What is still under way when all threads are gone; empty if nothing.
+/// The copies that are still under way when all threads are gone; empty if there are none.
 std::string Block::unfinished_mbarriers() const {
   for (const MbarrierState& state : mbarriers_) {
     if (!state.loads.empty()) {

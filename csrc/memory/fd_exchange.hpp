@@ -10,7 +10,7 @@
 
 namespace deep_ep {
 
-/// Where a rank takes descriptors, as it tells the others. Plain data.
+/// The socket at which a rank takes descriptors, as the rank tells the others. Plain data.
 struct FdOffer {
   Token name = {};    ///< of the socket; visible to every process of the host
   Token secret = {};  ///< what a peer must say

@@ -91,7 +91,7 @@ class Reader {
   const std::vector<std::string>& ignored() const { return ignored_; }
 
  private:
-  /// What the names are set to, if it decides something.
+  /// The values of the names that are set and decide something.
   std::vector<Value> values_of(std::string_view name) const;
   void refuse(const Value& value, std::string_view reason);
 

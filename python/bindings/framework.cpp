@@ -132,7 +132,7 @@ std::optional<DType> type_of_size(const dlpack::DataType& dtype) {
   throw InvalidArgument(fmt::format("{} lies on a device that is neither CPU nor CUDA: {}", name, device));
 }
 
-/// What is asked of PyTorch. nullptr: this one does not have it.
+/// The functions that the bindings ask of PyTorch. nullptr: this PyTorch does not have it.
 struct Torch {
   PyTypeObject* tensor_type;
   const dlpack::ExchangeApi* exchange = nullptr;

@@ -135,8 +135,8 @@ DEEP_EP_DEVICE void await_meanings(const Call& call, Wanted wanted, std::uint32_
   });
 }
 
-/// What the rank with the lane's number has acknowledged, for await_room(). The warp that reads the counters does not
-/// look: nothing of a warp comes before what it has acquired, and the block waits for what that warp loads next.
+/// The call that the rank with the lane's number has acknowledged, for await_room(). The warp that reads the counters
+/// does not look: its loads come after what it has acquired, and the block waits for what that warp loads next.
 template <class Call>
 DEEP_EP_DEVICE std::uint64_t load_room(const Call& no_call, bool reads_counters) {
   return reads_counters || lane_index() >= no_call.common.num_ranks ? 0 : no_call.load_acknowledged(lane_index());

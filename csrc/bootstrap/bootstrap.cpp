@@ -74,8 +74,8 @@ namespace {
 
 class CallbackBootstrap final : public Bootstrap {
  public:
-  CallbackBootstrap(int rank, int size, AllGatherFunction all_gather)
-      : rank_(rank), size_(size), all_gather_(std::move(all_gather)) {}
+  CallbackBootstrap(int rank, int size, AllGatherFunction all_gather, bool equal_sizes)
+      : rank_(rank), size_(size), all_gather_(std::move(all_gather)), equal_sizes_(equal_sizes) {}
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
@@ -83,8 +83,8 @@ class CallbackBootstrap final : public Bootstrap {
   std::vector<std::byte> all_gather(std::span<const std::byte> mine) override {
     // Sizes first: given unequal ones, most transports corrupt memory or hang instead of reporting it.
     const std::uint64_t bytes = mine.size();
-    std::vector<std::uint64_t> sizes(static_cast<std::size_t>(size_));
-    all_gather_(std::as_bytes(std::span(&bytes, 1)), std::as_writable_bytes(std::span(sizes)));
+    std::vector<std::uint64_t> sizes(static_cast<std::size_t>(size_), bytes);
+    if (!equal_sizes_) all_gather_(std::as_bytes(std::span(&bytes, 1)), std::as_writable_bytes(std::span(sizes)));
     require_equal_sizes(sizes);
     std::vector<std::byte> all(mine.size() * sizes.size());
     if (!mine.empty()) all_gather_(mine, all);
@@ -95,14 +95,15 @@ class CallbackBootstrap final : public Bootstrap {
   int rank_;
   int size_;
   AllGatherFunction all_gather_;
+  bool equal_sizes_;
 };
 
 }  // namespace
 
-std::shared_ptr<Bootstrap> make_callback_bootstrap(int rank, int size, AllGatherFunction all_gather) {
+std::shared_ptr<Bootstrap> make_callback_bootstrap(int rank, int size, AllGatherFunction all_gather, bool equal_sizes) {
   require_rank(rank, size);
   if (!all_gather) throw InvalidArgument("all_gather is an empty function; a callback bootstrap needs one");
-  return std::make_shared<CallbackBootstrap>(rank, size, std::move(all_gather));
+  return std::make_shared<CallbackBootstrap>(rank, size, std::move(all_gather), equal_sizes);
 }
 
 }  // namespace deep_ep

@@ -29,8 +29,9 @@ bool dims_exist(const TensorSpec& spec) { return spec.dims >= 0 && spec.dims <= 
 std::optional<std::int64_t> extent(const TensorSpec& spec) {
   std::int64_t product = 1;
   for (int dim = 0; dim < spec.dims; ++dim) {
-    if (spec.size(dim) < 0 || spec.size(dim) > kMostElements / product) return std::nullopt;
-    product *= std::max<std::int64_t>(spec.size(dim), 1);
+    const std::int64_t size = spec.size(dim);
+    const bool wraps = __builtin_mul_overflow(product, std::max<std::int64_t>(size, 1), &product);
+    if (size < 0 || wraps || product > kMostElements) return std::nullopt;
   }
   return product;
 }

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <pybind11/pybind11.h>
 
-#include <cstddef>
 #include <memory>
 #include <optional>
 #include <string>
@@ -18,10 +17,10 @@
 
 namespace deep_ep::bindings {
 
-/// Puts the arguments of `call` into their places, one after the other. TypeError names the argument.
+/// Puts arguments into their places, one after the other. TypeError names the argument.
 class ArgumentReader {
  public:
-  ArgumentReader(const char* call, const py::tuple& given) : call_(call), given_(given) {}
+  explicit ArgumentReader(const py::tuple& given) : given_(given) {}
 
   template <class T>
   void operator()(const char* name, T& place) {
@@ -39,17 +38,14 @@ class ArgumentReader {
     (*this)(name, place);
     return place;
   }
-  /// All have been read: before the call does anything.
-  void end() const {
-    if (next_ != given_.size()) wrong_number();
-  }
   /// All arguments, for what must keep them.
   const py::tuple& given() const { return given_; }
 
  private:
   py::handle next() {
-    if (next_ == given_.size()) wrong_number();
-    return PyTuple_GET_ITEM(given_.ptr(), static_cast<py::ssize_t>(next_++));
+    PyObject* const object = PyTuple_GetItem(given_.ptr(), next_++);
+    if (object == nullptr) throw py::error_already_set();
+    return object;
   }
   /// Rows of any element type, or their scales.
   static void read(py::handle object, const char* name, TensorArgument& place) { place = borrow(object, name); }
@@ -94,16 +90,11 @@ class ArgumentReader {
     }
     throw py::type_error(fmt::format("{} is of type {}, expected {}", name, Py_TYPE(object.ptr())->tp_name, expected));
   }
-  [[noreturn]] void wrong_number() const {
-    throw py::type_error(
-        fmt::format("{} got {} arguments, which is not what its signature says", call_, given_.size()));
-  }
 
   static constexpr const char* kInteger = "an integer";
 
-  const char* call_;
   const py::tuple& given_;
-  std::size_t next_ = 0;
+  py::ssize_t next_ = 0;
 };
 
 }  // namespace deep_ep::bindings

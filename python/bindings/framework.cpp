@@ -143,8 +143,8 @@ struct Torch {
   py::object quick_empty_on_gpu;
   py::object as_strided;
   py::object out_of_memory;
-  std::vector<py::object> types;                                             ///< by DType: torch.dtype
-  std::deque<std::pair<TensorSpec, std::pair<py::tuple, py::tuple>>> known;  ///< shapes and strides
+  std::vector<py::object> types;                           ///< by DType: torch.dtype
+  std::deque<std::pair<TensorSpec, py::tuple>> made_last;  ///< with the arguments of empty_strided
 
   Torch() {
     const py::module_ module = py::module_::import("torch");
@@ -193,12 +193,10 @@ TensorSpec with_memory(const TensorSpec& wanted) {
   return wanted.elements() == 0 ? TensorSpec::contiguous(wanted.dtype, {1}, wanted.device) : wanted;
 }
 
-template <class... Arguments>
-py::object call(py::handle function, const Arguments&... arguments) {
-  auto result =
-      py::reinterpret_steal<py::object>(PyObject_CallFunctionObjArgs(function.ptr(), arguments.ptr()..., nullptr));
-  if (!result) throw py::error_already_set();
-  return result;
+/// The result of a call of Python; else its exception goes on.
+py::object checked(PyObject* result) {
+  if (result == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(result);
 }
 
 /// Memory of the library in the hands of the framework, which gives it back through DLPack.
@@ -224,7 +222,7 @@ class FrameworkStorage final : public Tensor::Storage {
   py::object object(const TensorSpec& view) const {
     if (view.elements() != 0 && same_layout(view, made_)) return py::reinterpret_borrow<py::object>(object_);
     const auto [shape, strides] = tuples_of(view);
-    return call(torch().as_strided, py::handle(object_), shape, strides);
+    return torch().as_strided(py::handle(object_), shape, strides);
   }
 
  private:
@@ -305,31 +303,32 @@ TensorArgument look(py::handle object, const char* name) {
   return argument;
 }
 
-/// Calls ask for the same few shapes over and over, and making the numbers of a tuple takes half as long as a tensor.
-std::pair<py::tuple, py::tuple> known_tuples(const TensorSpec& spec) {
-  for (const auto& [known, tuples] : torch().known) {
-    if (same_layout(known, spec)) return tuples;
+/// Shape, strides and type. Calls ask for the same few over and over, and making the numbers of a tuple takes half as
+/// long as a tensor. Tensors without elements get one, as PyTorch gives them no address.
+py::tuple arguments_of_empty(const TensorSpec& wanted) {
+  for (const auto& [spec, arguments] : torch().made_last) {
+    if (spec.dtype == wanted.dtype && same_layout(spec, wanted)) return arguments;
   }
   constexpr std::size_t kMost = 8;
-  if (torch().known.size() == kMost) torch().known.pop_front();
-  return torch().known.emplace_back(spec, tuples_of(spec)).second;
+  if (torch().made_last.size() == kMost) torch().made_last.pop_front();
+  const auto [shape, strides] = tuples_of(with_memory(wanted));
+  const py::object& type = torch().types[static_cast<std::size_t>(wanted.dtype)];
+  return torch().made_last.emplace_back(wanted, py::make_tuple(shape, strides, type)).second;
 }
 
-/// A new tensor of the framework for the current stream. Ones without elements get one, as PyTorch gives them no
-/// address.
+/// A new tensor of the framework for the current stream.
 TensorArgument empty(const TensorSpec& wanted) {
-  const auto [shape, strides] = known_tuples(with_memory(wanted));
-  const py::handle type = torch().types[static_cast<std::size_t>(wanted.dtype)];
+  const py::tuple arguments = arguments_of_empty(wanted);
   const py::handle quick =
       wanted.device.kind == deep_ep::Device::Kind::cuda ? torch().quick_empty_on_gpu : torch().quick_empty_on_cpu;
   if (torch().exchange != nullptr && quick) {
-    TensorArgument made = look(call(quick, shape, strides, type), "a result");
+    TensorArgument made = look(checked(PyObject_CallObject(quick.ptr(), arguments.ptr())), "a result");
     // It is made for the current GPU, which the end of some other object may just have changed.
     if (made.view.device == wanted.device) return made;
   }
-  return look(
-      torch().empty_strided(shape, strides, py::arg("dtype") = type, py::arg("device") = to_string(wanted.device)),
-      "a result");
+  return look(torch().empty_strided(arguments[0], arguments[1], py::arg("dtype") = arguments[2],
+                                    py::arg("device") = to_string(wanted.device)),
+              "a result");
 }
 
 }  // namespace
@@ -374,7 +373,8 @@ py::object hand_out(const Tensor& tensor) {
                      view.shape.data(), view.strides.data(), 0},
                     owner.get(),
                     give_back};
-  py::object object = call(torch().from_capsule, py::capsule(&owner->managed, "dltensor"));
+  const py::capsule capsule(&owner->managed, "dltensor");
+  py::object object = checked(PyObject_CallOneArg(torch().from_capsule.ptr(), capsule.ptr()));
   owner.release();  // NOLINT(bugprone-unused-return-value): from here on the framework has it, and its deleter ends it
   return object;
 }
@@ -439,10 +439,7 @@ SegmentsOut& segments_out() {
 
 py::list describe(std::span<const TensorView> wanted) {
   py::list list;
-  for (const TensorView& view : wanted) {
-    list.append(
-        py::make_tuple(tuples_of(with_memory(view)).first, torch().types[static_cast<std::size_t>(view.dtype)]));
-  }
+  for (const TensorView& view : wanted) list.append(arguments_of_empty(view));
   return list;
 }
 

@@ -7,7 +7,6 @@
 
 #include <pybind11/pybind11.h>
 
-#include <functional>
 #include <initializer_list>
 #include <memory>
 #include <optional>
@@ -68,12 +67,6 @@ class Event {
   std::shared_ptr<Executor> executor_;
   EventHandle event_;
   std::vector<std::weak_ptr<Tensor::Storage>> kept_;
-};
-
-/// The hook of a low-latency call with return_recv_hook: enqueues the receive part when called for the first time, with
-/// the GIL. The buffer keeps all that this part needs, also when the hook is dropped.
-struct ReceiveHook {
-  std::function<void()> receive;
 };
 
 // Results as tensors of PyTorch, whose memory is PyTorch's own.

@@ -2,14 +2,13 @@
 #include <fmt/format.h>
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <exception>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "deep_ep/bootstrap.hpp"
 #include "deep_ep/buffer.hpp"
@@ -55,55 +54,26 @@ void define_events(py::module_& module) {
            "Makes the stream that is current now wait for this point. The host does not wait.")
       .def("__copy__", [](const Event& event) { return event; })
       .def("__deepcopy__", [](const Event& event, const py::dict&) { return event; });
-  py::class_<ReceiveHook>(module, "ReceiveHook", "Enqueues the receive part of a low-latency call. Call it once.")
-      .def("__call__", [](ReceiveHook& hook) {
-        // A hook that has been called keeps no buffer, and does nothing after destroy(). One that failed may be called
-        // again.
-        std::function<void()> receive = std::exchange(hook.receive, nullptr);
-        if (!receive) return;
-        try {
-          receive();
-        } catch (...) {
-          hook.receive = std::move(receive);
-          throw;
-        }
-      });
 }
-
-/// How the ranks of Python's buffers find each other: over a function of Python that gathers bytes. Without an exchange
-/// of sizes ahead: the exchanges of buffers, the only ones over it, are frames of one size.
-class PythonBootstrap final : public Bootstrap {
- public:
-  PythonBootstrap(int rank, int size, py::function gather)
-      : rank_(rank), size_(size), gather_(keep(std::move(gather))) {}
-
-  int rank() const override { return rank_; }
-  int size() const override { return size_; }
-  std::vector<std::byte> all_gather(std::span<const std::byte> mine) override {
-    const py::gil_scoped_acquire gil;
-    const auto all = py::cast<std::string>(
-        py::handle(gather_.get())(py::bytes(reinterpret_cast<const char*>(mine.data()), mine.size())));
-    const std::size_t wanted = mine.size() * static_cast<std::size_t>(size_);
-    if (all.size() != wanted) {
-      throw RankMismatch(
-          fmt::format("the all-gather of the group returned {} bytes of {}: do all ranks use the same version?",
-                      all.size(), wanted));
-    }
-    const auto bytes = std::as_bytes(std::span(all));
-    return {bytes.begin(), bytes.end()};
-  }
-
- private:
-  int rank_;
-  int size_;
-  std::shared_ptr<PyObject> gather_;
-};
 
 void define_bootstrap(py::module_& module) {
   py::class_<Bootstrap, std::shared_ptr<Bootstrap>>(
       module, "Bootstrap", "How the ranks of a group find each other: one object for all buffers of the group.")
-      .def(py::init([](int rank, int num_ranks, py::function gather) -> std::shared_ptr<Bootstrap> {
-        return std::make_shared<PythonBootstrap>(rank, num_ranks, std::move(gather));
+      .def(py::init([](int rank, int num_ranks, py::function gather) {
+        const auto all_gather = [gather = keep(std::move(gather))](std::span<const std::byte> mine,
+                                                                   std::span<std::byte> all) {
+          const py::gil_scoped_acquire gil;
+          const auto gathered = py::cast<std::string>(
+              py::handle(gather.get())(py::bytes(reinterpret_cast<const char*>(mine.data()), mine.size())));
+          if (gathered.size() != all.size()) {
+            throw RankMismatch(
+                fmt::format("the all-gather of the group returned {} bytes of {}: do all ranks use the same version?",
+                            gathered.size(), all.size()));
+          }
+          std::ranges::copy(std::as_bytes(std::span(gathered)), all.begin());
+        };
+        // The exchanges of buffers, the only ones over it, are frames of one size.
+        return make_callback_bootstrap(rank, num_ranks, all_gather, /*equal_sizes=*/true);
       }))
       .def("for_buffer", &make_buffer_exchanges,
            "For one buffer that is to be made: what ranks exchange through it carries the buffer's number.");

@@ -63,7 +63,6 @@ CallOptions read_order(ArgumentReader& read, bool elastic = false) {
   read("previous_event", options.previous_event);
   if (elastic) read("previous_event_before_epilogue", options.also_after);
   read("async_finish", options.async_finish);
-  read.end();
   return options;
 }
 
@@ -80,7 +79,6 @@ class LowLatencyHandles {
   };
 
   py::tuple hand_out(LowLatencyHandle handle) {
-    py::object layout_range = bindings::hand_out(std::exchange(handle.layout_range, {}));  // the program's alone
     const auto kept = std::make_shared<Kept>(Kept{std::move(handle), {}});
     const LowLatencyHandle& dispatched = kept->handle;
     const Tensor& src_info = dispatched.src_info;
@@ -90,15 +88,15 @@ class LowLatencyHandles {
       tidy_at_ = std::max<std::size_t>(64, 2 * by_address_.size());
     }
     const Tensor keeper(src_info.view(), std::shared_ptr<Tensor::Storage>(kept, src_info.storage().get()));
-    return py::make_tuple(bindings::hand_out(keeper), std::move(layout_range), dispatched.max_tokens, dispatched.hidden,
-                          dispatched.num_experts);
+    return py::make_tuple(bindings::hand_out(keeper), bindings::hand_out(dispatched.layout_range),
+                          dispatched.max_tokens, dispatched.hidden, dispatched.num_experts);
   }
 
   /// The library's handle behind the tuple `handle`, as it is kept and with the tuple's hidden size. InvalidArgument
   /// for a tuple that was not made of elements of hand_out(), or has a copy of src_info.
   std::pair<std::shared_ptr<Kept>, LowLatencyHandle> find(const py::tuple& handle) const {
     check_length(handle, 5, "low_latency_dispatch");
-    ArgumentReader read("the handle", handle);
+    ArgumentReader read(handle);
     const auto src_info = read.get<TensorView>("handle[0]");
     read.get<py::object>("handle[1]");  // layout_range
     const auto entry = by_address_.find(src_info.data);
@@ -154,7 +152,7 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
     const auto set = [&]<class T>(const char* name, T& place) {
       if (!given.contains(name)) return;
       const auto value = py::make_tuple(py::object(given[name]));
-      ArgumentReader("Buffer", value)(name, place);
+      ArgumentReader{value}(name, place);
     };
     set("memory", options.heap_bytes);  // of received tensors
     set("window_bytes", options.window_bytes);
@@ -205,7 +203,11 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
     });
     try {
       auto result = work(buffer, options);
-      if (on_cpu()) settle(buffer);
+      if (on_cpu()) {
+        buffer.check();
+        const py::gil_scoped_acquire gil;
+        let_go_of_leftovers();
+      }
       return result;
     } catch (const Interrupted&) {
       if (!raised) throw;
@@ -295,9 +297,9 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
 
   // The second interface.
 
-  /// (rows or (rows, scales), recv_topk_idx, recv_topk_weights, counts per expert, rows of the expanded layout, handle,
-  /// event). The handle is a tuple of what ElasticDispatchHandle has, inside a node without a route; None with a handle
-  /// of an earlier dispatch.
+  /// (rows or (rows, scales), recv_topk_idx, recv_topk_weights, handle, event). The handle is a tuple: the copy of
+  /// topk_idx, attributes of EPHandle from num_recv_tokens on, the route (inside a node there is none), local
+  /// selections; None with a handle of an earlier dispatch.
   py::tuple dispatch_elastic(ArgumentReader& read) {
     ElasticDispatchArguments arguments;
     ElasticDispatchHandle earlier;
@@ -305,7 +307,7 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
     // With it rows go where those of an earlier dispatch went, and some of what follows says nothing.
     const auto given = read.get<std::optional<py::tuple>>("handle");
     if (given) {
-      ArgumentReader of("the handle", *given);
+      ArgumentReader of(*given);
       const auto route = of.get<py::object>("route");
       if (py::isinstance<DispatchHandle>(route)) earlier.route = route.cast<const DispatchHandle&>();
       of("metadata", earlier.metadata);
@@ -333,14 +335,15 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
     const ElasticDispatchHandle& handle = result.handle;
     py::object made = py::none();
     if (!given) {
-      made =
-          py::make_tuple(hand_out(handle.source_ends), hand_out(handle.expert_ends), hand_out(handle.expert_counts),
-                         hand_out(handle.metadata), hand_out(handle.local_topk_idx), hand_out(handle.rows_at_owners),
-                         num_nodes_ == 1 ? py::object(py::tuple()) : py::cast(handle.route), hand_out(handle.topk_idx));
+      made = py::make_tuple(
+          hand_out(handle.topk_idx), handle.metadata.size(0), handle.num_expanded, result.num_recv_tokens_per_expert,
+          hand_out(handle.source_ends), hand_out(handle.expert_ends), hand_out(handle.expert_counts),
+          hand_out(handle.metadata), hand_out(handle.rows_at_owners),
+          num_nodes_ == 1 ? py::object(py::tuple()) : py::cast(handle.route), hand_out(handle.local_topk_idx));
     }
     return py::make_tuple(sent.hand_out(result.recv_x, result.recv_x_scales), hand_out(result.recv_topk_idx),
-                          hand_out(result.recv_topk_weights), result.num_recv_tokens_per_expert, handle.num_expanded,
-                          made, event_object(options, result.event, {&handle.metadata}));
+                          hand_out(result.recv_topk_weights), made,
+                          event_object(options, result.event, {&handle.metadata}));
   }
 
   /// (combined_x, combined_topk_weights, event). Deferred: (function, event); the sums are made when the function is
@@ -427,7 +430,6 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
     read("x_global_scale", arguments.x_global_scale);
     const bool align_fp8_quantization = read.get<bool>("align_fp8_quantization");
     read("combine_weights", arguments.combine_weights);
-    read.end();
     arguments.format = format_of(use_fp8, round_scale, use_ue8m0, use_nvfp4, align_fp8_quantization);
     if (arguments.return_recv_hook) arguments.owner = keep(read.given());  // for the part that waits for the hook
     LowLatencyDispatchResult result = run(options, arguments, &Buffer::low_latency_dispatch);
@@ -454,14 +456,13 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
     read("async_finish", options.async_finish);
     read("return_recv_hook", arguments.return_recv_hook);
     if (const auto overlap = read.get<std::optional<py::tuple>>("overlap")) {
-      ArgumentReader of("the overlap", *overlap);
+      ArgumentReader of(*overlap);
       arguments.overlap.emplace();
       of("signals", arguments.overlap->signals);
       of("signal_rows", arguments.overlap->signal_rows);
       of("expected", arguments.overlap->expected);
       of("num_sms", arguments.overlap->num_sms);
     }
-    read.end();
     const auto [kept, dispatched] = handles_.find(handle);
     arguments.handle = &dispatched;
     if (zero_copy) {
@@ -567,27 +568,7 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
     return py::cast(Event(executor_, std::move(event), kept));
   }
   /// None without `receive`.
-  py::object hook_object(std::function<void()> receive) {
-    if (!receive) return py::none();
-    return py::cast(ReceiveHook{[self = shared_from_this(), receive = std::move(receive)] {
-      // The buffer may have been destroyed since the send part.
-      self->run({}, [&](Buffer&, const CallOptions&) {
-        receive();
-        return true;
-      });
-    }});
-  }
-  /// Waits for what is enqueued, or until the user interrupts it.
-  void settle(Buffer& buffer) {
-    try {
-      executor_->synchronize(nullptr);
-    } catch (const Interrupted&) {
-      // The check that follows ends the call.
-    }
-    buffer.check();
-    const py::gil_scoped_acquire gil;
-    let_go_of_leftovers();
-  }
+  py::object hook_object(std::function<void()> receive);
   void let_go_of_leftovers() { const auto ended = std::exchange(leftovers_, {}); }
 
   void end(bool with_peers) {
@@ -618,6 +599,29 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   CallCount low_latency_dispatches_{"low_latency_dispatch"}, low_latency_combines_{"low_latency_combine"};
 };
 
+/// The hook of a low-latency call with return_recv_hook. The library keeps all that the receive part needs, also when
+/// the hook is dropped.
+struct ReceiveHook {
+  std::shared_ptr<NativeBuffer> buffer;  ///< none once the hook was called, which does nothing then
+  std::function<void()> receive;
+
+  void operator()() {
+    const std::shared_ptr<NativeBuffer> called = std::exchange(buffer, nullptr);
+    if (!called) return;
+    try {
+      called->run({}, [&](Buffer&, const CallOptions&) { return receive(), true; });
+    } catch (...) {
+      buffer = called;  // it may be called again
+      throw;
+    }
+  }
+};
+
+py::object NativeBuffer::hook_object(std::function<void()> receive) {
+  if (!receive) return py::none();
+  return py::cast(ReceiveHook{shared_from_this(), std::move(receive)});
+}
+
 // The methods by their names.
 
 using BufferClass = py::class_<NativeBuffer, std::shared_ptr<NativeBuffer>>;
@@ -625,8 +629,8 @@ using BufferClass = py::class_<NativeBuffer, std::shared_ptr<NativeBuffer>>;
 /// A method that reads its arguments itself.
 template <class Result>
 void define_call(BufferClass& buffer, const char* name, Result (NativeBuffer::*method)(ArgumentReader&)) {
-  buffer.def(name, [name, method](NativeBuffer& self, const py::args& given) {
-    ArgumentReader read(name, given);
+  buffer.def(name, [method](NativeBuffer& self, const py::args& given) {
+    ArgumentReader read(given);
     return (self.*method)(read);
   });
 }
@@ -650,6 +654,8 @@ void define(BufferClass& buffer, const char* name) {
 
 void define_buffer(py::module_& module) {
   py::class_<DispatchHandle>(module, "Route", "Where the rows of a dispatch went.");
+  py::class_<ReceiveHook>(module, "ReceiveHook", "Enqueues the receive part of a low-latency call. Call it once.")
+      .def("__call__", &ReceiveHook::operator());
   BufferClass buffer(module, "Buffer", py::dynamic_attr(), "What deep_ep.Buffer is made of.");
   buffer.def(py::init<const std::shared_ptr<Bootstrap>&, int, std::uintptr_t, py::object, const py::kwargs&>());
   buffer.def("num_nodes", &NativeBuffer::num_nodes);

@@ -17,8 +17,8 @@ import torch
 
 from . import _native
 
-#: Shape and dtype of a tensor.
-Wanted = Sequence[Tuple[Tuple[int, ...], torch.dtype]]
+#: Shape, strides and dtype of a tensor.
+Wanted = Sequence[Tuple[Tuple[int, ...], Tuple[int, ...], torch.dtype]]
 
 # Of PyTorch's allocator: segments are multiples of this, and blocks of that.
 _SEGMENT = 2 << 20
@@ -60,7 +60,7 @@ class Results:
         """In PyTorch's ordinary memory. ``on_communication``: for the communication stream instead of the current one;
         ``used_by_other``: the other one of the two uses it, too."""
         with self._on(on_communication):
-            made = [torch.empty(shape, dtype=dtype, device=self._device) for shape, dtype in wanted]
+            made = [torch.empty_strided(shape, strides, dtype=dtype, device=self._device) for shape, strides, dtype in wanted]
         return self._recorded(made, on_communication, used_by_other)
 
     def make_in_heap(
@@ -81,7 +81,7 @@ class Results:
             quick = torch._C.DisableTorchFunction()
             with quick, self._on(on_communication), torch.cuda.use_mem_pool(self._pool, self._device):
                 self._take_segment(of_stream, wanted, largest)
-                made = [torch.empty(shape, dtype=dtype, device=self._device) for shape, dtype in wanted]
+                made = [torch.empty_strided(shape, strides, dtype=dtype, device=self._device) for shape, strides, dtype in wanted]
         except torch.cuda.OutOfMemoryError:
             of_stream.miss()
             return None
@@ -111,7 +111,7 @@ class Results:
 
     def _take_segment(self, of_stream: _Stream, wanted: Wanted, largest: int) -> None:
         """Makes the pool take a larger segment for the current stream, if it has none with room for ``wanted``."""
-        bytes = sum(math.prod(shape) * dtype.itemsize + _ALIGNMENT for shape, dtype in wanted)
+        bytes = sum(math.prod(shape) * dtype.itemsize + _ALIGNMENT for shape, _, dtype in wanted)
         if bytes <= of_stream.segment:
             return
         of_stream.segment = max(2 * bytes, _LEAST) // _SEGMENT * _SEGMENT

@@ -180,6 +180,15 @@ TEST(CallbackBootstrap, UnequalSizesAreSeenBeforeAnythingElseIsGathered) {
   EXPECT_THROW(bootstrap->all_gather(pattern(0, 0, 5)), RankMismatch);
 }
 
+TEST(CallbackBootstrap, SizesThatAreEqualAreNotGathered) {
+  const auto gather = [](std::span<const std::byte> mine, std::span<std::byte> all) {
+    require(mine.size() == 5 && all.size() == 10, "the bytes of the ranks alone are gathered");
+    std::ranges::fill(all, std::byte{7});
+  };
+  const auto bootstrap = make_callback_bootstrap(0, 2, gather, /*equal_sizes=*/true);
+  EXPECT_EQ(bootstrap->all_gather(pattern(0, 0, 5)), std::vector(10, std::byte{7}));
+}
+
 TEST(CallbackBootstrap, ItsExceptionsReachTheCaller) {
   const auto bootstrap = make_callback_bootstrap(
       0, 2, [](std::span<const std::byte>, std::span<std::byte>) { throw std::domain_error("cable unplugged"); });

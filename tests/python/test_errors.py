@@ -59,22 +59,6 @@ def test_wrong_types_before_any_call():
     )
 
 
-def test_a_surplus_argument_of_a_binding():
-    """It is refused before the call does anything."""
-    buffer = Buffer(None, 0, 1 << 22, low_latency_mode=True, comm=Alone)
-    native = buffer.runtime
-    x, idx, weights = torch.zeros(3, 128, dtype=torch.bfloat16), torch.zeros(3, 2, dtype=torch.int64), torch.ones(3, 2)
-    received, waits = torch.zeros(4, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
-    dispatch = (x, idx, 8, 4, received, None, False, False, False, False, False, None, 0, False, None, False, None)
-    handle = native.low_latency_dispatch(*dispatch[:4], None, *dispatch[5:])[2]
-    combine = (torch.zeros(4, 8, 128).to(x), idx, weights, handle, False, False, None, waits, False, False, None)
-    before = native.metrics()["calls"]
-    for call, given in (("low_latency_dispatch", dispatch), ("low_latency_combine", combine), ("get_dispatch_layout", (idx, 4, None, False))):
-        text = f"{call} got {len(given) + 1} arguments, which is not what its signature says"
-        refused((TypeError, text, lambda: getattr(native, call)(*given, None)))
-    assert native.metrics()["calls"] == before and not received.any() and not waits.any()
-
-
 @on_ranks(3)
 def test_rank_outside_of_the_group(group):
     import torch.distributed as dist

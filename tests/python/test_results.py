@@ -186,7 +186,7 @@ def test_low_latency_calls_make_no_operations(use_fp8):
     assert counted.names == [] and asked.questions == []
     results = (*rows, count, combined) if use_fp8 else (rows, count, combined)
     handed_out = [each for each in (*results, *handle[:2]) if not each.untyped_storage().resizable()]
-    assert len(handed_out) == 1, "only src_info is memory of the library, which is handed out by DLPack"
+    assert len(handed_out) == 2, "only src_info and layout_range are memory of the library, which is handed out by DLPack"
     if use_fp8:
         assert rows[1].untyped_storage().nbytes() == 4 * 16 * (512 // 128) * 4 and rows[1].transpose(1, 2).is_contiguous()
 
@@ -205,7 +205,7 @@ class Segments:
     def make_in_heap(self, wanted, stream, on_communication, used_by_other, largest):
         assert not on_communication and not used_by_other and largest > 0
         made = []
-        for shape, dtype in wanted:
+        for shape, strides, dtype in wanted:
             bytes = max(torch.Size(shape).numel() * dtype.itemsize, 1)
             address = self.take(bytes, 0, None)
             if address is None:
@@ -213,7 +213,7 @@ class Segments:
                     self.give_back(each)
                 return None
             memory = (ctypes.c_uint8 * bytes).from_address(address)
-            made.append(torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape))
+            made.append(torch.frombuffer(memory, dtype=torch.uint8).view(dtype).as_strided(shape, strides))
         self.out += made
         return made
 

@@ -152,13 +152,12 @@ LowLatencyDispatchResult Buffer::low_latency_dispatch(const LowLatencyDispatchAr
   const std::int64_t ranks = params.common.num_ranks, blocks = params.num_local_experts;
   const bool weighted = weights_travel(arguments, mode.setup_);
   const Device& device = mode.setup_.device;
-  // Programs look at layout_range, but combine does not need it.
   const std::array pieces = {
       received_rows(params, device),
       std::vector{unplaced(device, DType::int32, {blocks}), unplaced(device, DType::int64, {blocks, ranks}),
                   unplaced(device, DType::int32, {blocks, params.expert_rows()}),
                   unplaced(device, DType::int32, {params.table().height(weighted), ranks})}};
-  const std::vector<Tensor> made = scope.results(pieces, false, 2);
+  const std::vector<Tensor> made = scope.results(pieces, false, 3);
   const auto others = std::span(made).subspan(pieces[0].size());
   LowLatencyDispatchResult result;
   result.recv_x = made[0];

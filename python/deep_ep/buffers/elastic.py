@@ -27,6 +27,7 @@ _SMALLEST_HEAP = 64 << 20
 _FEWEST_SMS = 4
 _FEWEST_SMS_ALONE = 64
 _HEADROOM = 1.25
+_DEFAULT_TIMEOUT_S = 100
 
 
 @dataclass(eq=False, repr=False)
@@ -108,13 +109,6 @@ def _writes_to(given: Any) -> Optional[int]:
 EPHandle.topk_idx = property(EPHandle._get_topk_idx, EPHandle._set_topk_idx)  # type: ignore[assignment]
 
 
-class _Default(int):
-    """The default of a parameter, which is another object than the same number that a program gives."""
-
-
-_DEFAULT_GPU_TIMEOUT = _Default(100)
-
-
 class ElasticBuffer(NativeOwner, Domains):
     """Expert-parallel communication of one rank with the other ranks of its group.
 
@@ -150,7 +144,7 @@ class ElasticBuffer(NativeOwner, Domains):
         sl_idx: int = 3,
         num_allocated_qps: int = 0,
         num_cpu_timeout_secs: int = 300,
-        num_gpu_timeout_secs: int = _DEFAULT_GPU_TIMEOUT,
+        num_gpu_timeout_secs: int = _DEFAULT_TIMEOUT_S,
         explicitly_destroy: bool = False,
     ) -> None:
         """Collective: every rank of the group calls it, with equal arguments and with its CUDA device current.
@@ -162,8 +156,8 @@ class ElasticBuffer(NativeOwner, Domains):
             num_max_tokens_per_rank: also what ``dispatch`` uses without its own.
             allow_multiple_reduction: ``combine`` from the expanded layout adds up on the experts' rank first, and rounds
                 there; ``False``: all rows travel, and there is one rounding.
-            num_gpu_timeout_secs: for how long this buffer's calls wait for a rank, whatever DEEP_EP_TIMEOUT_S says; if it is not
-                given, that variable says it.
+            num_gpu_timeout_secs: for how long this buffer's calls wait for a rank, whatever DEEP_EP_TIMEOUT_S says; with the
+                default, which is also the variable's, that variable says it.
             explicitly_destroy: memory is freed by ``destroy``; without it, when the object goes.
             deterministic, sl_idx, num_cpu_timeout_secs: accepted; order is always fixed, the traffic class is set by
                 DEEP_EP_RDMA_TRAFFIC_CLASS, and the host's wait ends with the kernels'.
@@ -204,7 +198,7 @@ class ElasticBuffer(NativeOwner, Domains):
         memory = max(num_bytes - num_cpu_bytes, _SMALLEST_HEAP)
         self._make(
             stream=self._shared_stream,
-            timeout_s=None if num_gpu_timeout_secs is _DEFAULT_GPU_TIMEOUT else float(timeout),
+            timeout_s=None if timeout == _DEFAULT_TIMEOUT_S else float(timeout),
             # Inside a node rows travel through the window alone, and results are the framework's. Between nodes combine
             # copies rows into the heap, and the window is as the library has it, of what is left without memory for
             # replicas.
@@ -401,17 +395,16 @@ class ElasticBuffer(NativeOwner, Domains):
                 handle._route, handle.recv_src_metadata, handle.psum_num_recv_tokens_per_scaleup_rank, handle._local,
                 handle.psum_num_recv_tokens_per_expert if do_zero_padding else None, handle.num_expanded_tokens,
             )  # fmt: skip
-        recv_x, recv_idx, recv_weights, counts, num_expanded, made, event = self._native.dispatch_elastic(
+        recv_x, recv_idx, recv_weights, made, event = self._native.dispatch_elastic(
             *one_or_two("x", x, "(rows, scales)"), given, topk_idx, topk_weights, stats, num_experts, most, alignment, do_cpu_sync is None or bool(do_cpu_sync), expand,
             bool(do_zero_padding), column_major, bool(do_handle_copy), sms, *order,
         )  # fmt: skip
         if handle is not None:
             return recv_x, recv_idx, recv_weights, handle, self._event(event, x, topk_weights, event and handle._tensors())
-        source_ends, expert_ends, expert_counts, metadata, local, rows_at_owners, route, selections = made
+        selections, *attributes, route, local = made
         handle = EPHandle(
-            expand, num_experts, alignment, most, sms, topk_idx if selections is None else selections, metadata.size(0),
-            num_expanded, counts, source_ends, expert_ends, expert_counts, metadata, rows_at_owners,
-        )  # fmt: skip
+            expand, num_experts, alignment, most, sms, topk_idx if selections is None else selections, *attributes
+        )
         handle._route, handle._local = route, local
         return recv_x, recv_idx, recv_weights, handle, self._event(event, x, topk_idx, topk_weights, stats)
 

@@ -17,7 +17,7 @@ from ..utils.event import EventOverlap
 from ..utils.math import align
 from .allocator import BufferAllocator, plan_of
 from .base import BufferBase, Context
-from .elastic import _DEFAULT_GPU_TIMEOUT, AnyEvent, Bias, ElasticBuffer, EPHandle
+from .elastic import _DEFAULT_TIMEOUT_S, AnyEvent, Bias, ElasticBuffer, EPHandle
 
 __all__ = ["EPBuffer", "EPHandle"]
 
@@ -50,7 +50,7 @@ class EPBuffer(ElasticBuffer, BufferBase):
         sl_idx: Optional[int] = None,
         num_allocated_qps: int = 0,
         num_cpu_timeout_secs: int = 300,
-        num_gpu_timeout_secs: int = _DEFAULT_GPU_TIMEOUT,
+        num_gpu_timeout_secs: int = _DEFAULT_TIMEOUT_S,
         explicitly_destroy: bool = False,
     ) -> None:
         """Collective, see ``ElasticBuffer``. ``lb_allocation_plan_or_num_bytes``: memory for replicas of experts, beside

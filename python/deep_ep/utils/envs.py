@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from .. import _native
-from ..errors import InvalidArgument, WrongUse
+from ..errors import WrongUse
 from .nvlink import check_nvlink_connections as check_nvlink_connections
 
 _seeds = [0, 0]  # of all ranks, of this one
@@ -49,7 +49,7 @@ def init_dist(local_rank: int, num_local_ranks: int, seed: int = 0) -> Tuple[int
     global _local_rank
     _local_rank = local_rank
     address, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), os.environ.get("MASTER_PORT", "8361")
-    nodes, node = _of_launcher("WORLD_SIZE", 1, 1), _of_launcher("RANK", 0, 0)
+    nodes, node = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     settings: Dict[str, Any] = {"backend": "gloo"}
     if gpus:
@@ -71,13 +71,6 @@ def init_dist(local_rank: int, num_local_ranks: int, seed: int = 0) -> Tuple[int
         torch.set_num_threads(1)
     init_seed(seed)
     return dist.get_rank(), dist.get_world_size(), dist.new_group(list(range(nodes * num_local_ranks)))
-
-
-def _of_launcher(name: str, default: int, least: int) -> int:
-    text = os.environ.get(name, str(default))
-    if not (text.isdecimal() and int(text) >= least):
-        raise InvalidArgument(f"environment variable {name}='{text}': not a number of nodes, allowed: {least} or more")
-    return int(text)
 
 
 def dist_print(s: str = "", once_in_node: bool = False) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any, Callable, Optional, Sequence
 
 import torch
@@ -11,7 +10,6 @@ from .._native import EventHandle as EventHandle
 from ..errors import WrongUse
 
 
-@dataclass(eq=False, repr=False)
 class EventOverlap:
     """A point in the communication stream's work, as calls return it.
 
@@ -26,10 +24,14 @@ class EventOverlap:
         hook_after_wait: called once, after the first wait; see ``register_hook_after_wait``.
     """
 
-    event: Optional[EventHandle] = None
-    extra_tensors: Optional[Sequence[torch.Tensor]] = None
-    hook_after_wait: Optional[Callable[[], Any]] = field(default=None, init=False)
-    _release_at_exit: bool = field(default=False, init=False)
+    hook_after_wait: Optional[Callable[[], Any]] = None
+    _release_at_exit: bool = False
+
+    def __init__(
+        self, event: Optional[EventHandle] = None, extra_tensors: Optional[Sequence[torch.Tensor]] = None
+    ) -> None:
+        self.event = event
+        self.extra_tensors = extra_tensors
 
     def register_hook_after_wait(self, hook: Callable[[], Any]) -> None:
         """``hook`` is called after the next wait. There is room for one."""

@@ -10,16 +10,7 @@
 
 namespace deep_ep::device {
 
-/// Adds eight values of bfloat16 to a lane's sums.
-DEEP_EP_DEVICE void add_bf16(float (&sum)[8], const Vec16& vector) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    sum[2 * i] += bf16_low(vector.word[i]);
-    sum[2 * i + 1] += bf16_high(vector.word[i]);
-  }
-}
-
-/// Rounds them.
+/// Rounds eight sums of a lane to bfloat16.
 DEEP_EP_DEVICE Vec16 pack_sum(const float (&sum)[8]) {
   Vec16 packed;
 #pragma unroll
@@ -41,7 +32,13 @@ struct RowSum {
     return static_cast<int>((rest < kPieceBytes ? rest : kPieceBytes) / sizeof(Vec16));
   }
 
-  DEEP_EP_DEVICE void add(int v, const Vec16& vector) { add_bf16(sum[v], vector); }
+  DEEP_EP_DEVICE void add(int v, const Vec16& vector) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      sum[v][2 * i] += bf16_low(vector.word[i]);
+      sum[v][2 * i + 1] += bf16_high(vector.word[i]);
+    }
+  }
   DEEP_EP_DEVICE void add(const Vec16 (&piece)[kVectors]) {
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) add(v, piece[v]);

@@ -28,13 +28,13 @@ DEEP_EP_DEVICE void announce_barrier(const BarrierCall& call, int peer) {
 }
 
 DEEP_EP_DEVICE void barrier_body(const LowLatencyParams& common, std::byte*) {
-  const BarrierCall call(common, common.state->barriers.epoch(), 0);
+  const BarrierCall call{common, common.state->barriers.epoch(), 0};
   block::each(common.num_ranks, [&](int peer) {
     if (!masked(common, peer)) announce_barrier(call, peer);
   });
   block::each(common.num_ranks, [&](int peer) {
     if (masked(common, peer)) return;
-    wait_signal(call.policy(), call.word_of(peer, kWord), {peer, Wanted::low_latency_barrier, call.epoch});
+    wait_signal(call, call.word_of(peer, kWord), {peer, Wanted::low_latency_barrier, call.epoch});
   });
   block::sync();
   if (thread_index() == 0) common.state->barriers.count(call.epoch);

@@ -35,9 +35,7 @@ struct LowLatencyCounters {
   std::uint32_t finished;    ///< with masking: blocks that have received; reset
   std::uint64_t versions;    ///< with masking: sum of what the blocks saw as ControlState::version; reset
 
-  /// By one thread of a block: ask once, so that the word is not what all warps of the GPU meet at.
-  DEEP_EP_DEVICE LowLatencyEpochs epochs() const { return {sent.epoch(), received.epoch()}; }
-  /// By one thread of every block, after epochs() and whenever it has time: the last one counts the call. True for it.
+  /// By one thread of every block, when it knows the epochs and has time: the last one counts the call. True for it.
   template <device::Scope S = device::Scope::gpu>
   DEEP_EP_DEVICE bool arrive(const LowLatencyEpochs& epochs, LowLatencyPhase phase) {
     if (!device::last_to_arrive<S>(&arrived, static_cast<std::uint32_t>(device::grid_blocks()))) return false;
@@ -90,6 +88,10 @@ struct LowLatencyParams {
   void set_far(int far_rank) {
     far_ranks[far_rank / 32] |= 1u << far_rank % 32;
     ++num_far;
+  }
+  /// A far rank is not mapped here, and does not map this one.
+  DEEP_EP_DEVICE bool is_far(int rank) const {
+    return (far_ranks[static_cast<unsigned>(rank) / 32] >> static_cast<unsigned>(rank) % 32 & 1) != 0;
   }
   DEEP_EP_DEVICE const RdmaPeerParams& queue_pair(int channel, int peer) const {
     return peers[channel * num_ranks + peer];
@@ -272,7 +274,6 @@ struct LowLatencySignals {
   int words_of_expert = 1;
   int rows_of_word = 0;
   std::uint32_t expected = 0;  ///< a word says so once it is at least this
-  int rows_of_group = 0;       ///< that a group of warps pushes, at most
 };
 
 struct LowLatencyCombineParams : LowLatencyCallParams {
@@ -286,6 +287,11 @@ struct LowLatencyCombineParams : LowLatencyCallParams {
   std::byte* combined_x;      ///< [num_tokens, hidden] bfloat16
 
   LowLatencySignals signals;  ///< of calls that go unreduced, and only their send part
+
+  /// Rows that each of so many groups of warps pushes, at most, and that signals may hold up.
+  DEEP_EP_HOST_DEVICE int held_up(int groups) const {
+    return signals.words == nullptr || groups == 0 ? 0 : (expert_rows() + groups - 1) / groups;
+  }
 };
 
 /// A program reads or changes its masks, in the order of calls.

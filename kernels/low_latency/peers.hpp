@@ -35,51 +35,6 @@ DEEP_EP_DEVICE bool masked(const LowLatencyParams& common, int peer) {
   return common.mask != nullptr && load_relaxed<Scope::gpu>(common.mask + peer) != 0;
 }
 
-/// How each rank is reached. `kRdma` false: no rank is far.
-template <bool kRdma>
-struct Topology {
-  const LowLatencyParams& common;
-
-  /// A far rank is not mapped here, and does not map this one.
-  DEEP_EP_DEVICE bool is_far(int rank) const {
-    return kRdma && (common.far_ranks[static_cast<unsigned>(rank) / 32] >> static_cast<unsigned>(rank) % 32 & 1) != 0;
-  }
-  DEEP_EP_DEVICE bool uses_rails() const { return kRdma && common.rail_width != 0; }
-
-  /// Does this block post, and nothing else?
-  DEEP_EP_DEVICE bool is_poster() const { return kRdma && block_index() >= common.working_blocks; }
-  /// In blocks that post, each warp to one far rank over one lane: the number of the first warp's among these. The
-  /// first lanes of all ranks come first.
-  DEEP_EP_DEVICE int first_posted() const { return (block_index() - common.working_blocks) * block_warps(); }
-  /// The far rank with so many others below it.
-  DEEP_EP_DEVICE int far_rank(int number) const {
-    int word = 0;
-    while (number >= count_bits(common.far_ranks[word])) number -= count_bits(common.far_ranks[word++]);
-    std::uint32_t bits = common.far_ranks[word];
-    for (; number != 0; --number) bits &= bits - 1;
-    return word * 32 + lowest_bit(bits);
-  }
-  /// The lane that row `number` takes.
-  DEEP_EP_DEVICE int lane(int number) const { return number & (common.lanes - 1); }
-
-  // The others are for calls that go by rails.
-
-  DEEP_EP_DEVICE int num_nodes() const { return uses_rails() ? common.num_ranks / common.rail_width : 1; }
-  DEEP_EP_DEVICE int node(int rank) const { return rank / common.rail_width; }
-  DEEP_EP_DEVICE int own_node() const { return node(common.rank); }
-  DEEP_EP_DEVICE bool in_own_node(int rank) const { return node(rank) == own_node(); }
-  /// The rank of `node` that this rank exchanges rows with.
-  DEEP_EP_DEVICE int rail(int node) const { return node * common.rail_width + common.rank % common.rail_width; }
-  /// The rank of this node that exchanges rows with `far_rank`.
-  DEEP_EP_DEVICE int relay(int far_rank) const { return own_node() * common.rail_width + far_rank % common.rail_width; }
-  /// Is this rank that one? Without rails no rank is.
-  DEEP_EP_DEVICE bool is_relay(int far_rank) const { return uses_rails() && relay(far_rank) == common.rank; }
-  /// The rank whose row of combine has the part of `rank`: by rails, for another node, this rank's rail there.
-  DEEP_EP_DEVICE int sender(int rank) const {
-    return uses_rails() && rank >= 0 && !in_own_node(rank) ? rail(node(rank)) : rank;
-  }
-};
-
 /// Tells the control thread of failed queue pairs. Looks at those to each rank in turn, whichever rank is waited for:
 /// the poster of an earlier call may have ended before one failed, and the rank at its other end waits for what is
 /// lost.
@@ -88,7 +43,7 @@ DEEP_EP_DEVICE void report_failures(const LowLatencyParams& common) {
   if (!kRdma) return;
   const std::uint32_t looks = fetch_add_relaxed<Scope::gpu>(&common.wait.control->failure_looks, 1u);
   const auto peer = static_cast<int>(looks % static_cast<std::uint32_t>(common.num_ranks));
-  if (!Topology<kRdma>{common}.is_far(peer)) return;
+  if (!common.is_far(peer)) return;
 #pragma unroll 1
   for (int channel = 0; channel < low_latency_channels(common.lanes); ++channel) {
     const rdma::CompletionEntry& entry = *common.queue_pair(channel, peer).queue.completion;
@@ -119,33 +74,58 @@ DEEP_EP_DEVICE_CALL bool end_late_wait(const LowLatencyParams& common, int peer,
   return true;
 }
 
-/// The policy of waits.
-template <bool kRdma>
-struct MaskOrEnd {
+/// One call of this rank, and the policy of its waits. `row_bytes`: of a row as it travels. `kRdma` false: no rank is
+/// far.
+template <LowLatencyKind kKind, bool kRdma>
+struct RankCall {
+  using Mailbox = LowLatencyMailbox;
+  static constexpr LowLatencyKind kCall = kKind;
+  static constexpr int kIndex = static_cast<int>(kKind);
   const LowLatencyParams& common;
+  std::uint64_t epoch;
+  std::uint32_t row_bytes;
 
   DEEP_EP_DEVICE bool gives_up(int peer) const { return aborted(common.wait) || masked(common, peer); }
   DEEP_EP_DEVICE bool called_off(const Awaited& awaited) const { return gives_up(awaited.peer); }
   DEEP_EP_DEVICE bool ends(const Awaited& awaited, std::uint64_t begin, std::uint64_t = 0) const {
     return may_be_late(begin) && end_late_wait<kRdma>(common, awaited.peer, awaited.wanted, awaited.expected, begin);
   }
-};
 
-/// One call of this rank. `row_bytes`: of a row as it travels.
-template <LowLatencyKind kKind, bool kRdma>
-struct RankCall : Topology<kRdma> {
-  using Base = Topology<kRdma>;
-  using Mailbox = LowLatencyMailbox;
-  using Base::common, Base::is_far, Base::lane, Base::node, Base::uses_rails, Base::relay, Base::is_relay;
-  static constexpr LowLatencyKind kCall = kKind;
-  static constexpr int kIndex = static_cast<int>(kKind);
-  std::uint64_t epoch;
-  std::uint32_t row_bytes;
+  // ---- How each rank is reached ----
 
-  DEEP_EP_DEVICE RankCall(const LowLatencyParams& params, std::uint64_t number, std::uint32_t bytes)
-      : Base{params}, epoch(number), row_bytes(bytes) {}
+  DEEP_EP_DEVICE bool is_far(int rank) const { return kRdma && common.is_far(rank); }
+  DEEP_EP_DEVICE bool uses_rails() const { return kRdma && common.rail_width != 0; }
 
-  DEEP_EP_DEVICE MaskOrEnd<kRdma> policy() const { return {common}; }
+  /// In blocks that post, each warp to one far rank over one lane: the number of the first warp's among these. The
+  /// first lanes of all ranks come first.
+  DEEP_EP_DEVICE int first_posted() const { return (block_index() - common.working_blocks) * block_warps(); }
+  /// The far rank with so many others below it.
+  DEEP_EP_DEVICE int far_rank(int number) const {
+    int word = 0;
+    while (number >= count_bits(common.far_ranks[word])) number -= count_bits(common.far_ranks[word++]);
+    std::uint32_t bits = common.far_ranks[word];
+    for (; number != 0; --number) bits &= bits - 1;
+    return word * 32 + lowest_bit(bits);
+  }
+  /// The lane that row `number` takes.
+  DEEP_EP_DEVICE int lane(int number) const { return number & (common.lanes - 1); }
+
+  // The others are for calls that go by rails.
+
+  DEEP_EP_DEVICE int num_nodes() const { return uses_rails() ? common.num_ranks / common.rail_width : 1; }
+  DEEP_EP_DEVICE int node(int rank) const { return rank / common.rail_width; }
+  DEEP_EP_DEVICE int own_node() const { return node(common.rank); }
+  DEEP_EP_DEVICE bool in_own_node(int rank) const { return node(rank) == own_node(); }
+  /// The rank of `node` that this rank exchanges rows with.
+  DEEP_EP_DEVICE int rail(int node) const { return node * common.rail_width + common.rank % common.rail_width; }
+  /// The rank of this node that exchanges rows with `far_rank`.
+  DEEP_EP_DEVICE int relay(int far_rank) const { return own_node() * common.rail_width + far_rank % common.rail_width; }
+  /// Is this rank that one? Without rails no rank is.
+  DEEP_EP_DEVICE bool is_relay(int far_rank) const { return uses_rails() && relay(far_rank) == common.rank; }
+  /// The rank whose row of combine has the part of `rank`: by rails, for another node, this rank's rail there.
+  DEEP_EP_DEVICE int sender(int rank) const {
+    return uses_rails() && rank >= 0 && !in_own_node(rank) ? rail(node(rank)) : rank;
+  }
 
   // ---- Words: a call takes the places of the call before the last, once the peer has acknowledged that one ----
 
@@ -182,11 +162,12 @@ struct RankCall : Topology<kRdma> {
   }
   /// Is there room at a peer that has acknowledged `seen`?
   DEEP_EP_DEVICE bool has_room(std::uint64_t seen) const { return epoch <= 2 || seen >= epoch - 2; }
-  /// By one thread: waits for room, acquiring. False: the peer is to be left out, or the call is over.
-  DEEP_EP_DEVICE bool await_room(int peer) const {
+  /// By one thread: waits for room, acquiring, if `seen` does not say that there is. False: the peer is to be left out,
+  /// or the call is over.
+  DEEP_EP_DEVICE bool await_room(int peer, std::uint64_t seen) const {
     constexpr Wanted kWanted =
         kKind == LowLatencyKind::dispatch ? Wanted::low_latency_dispatch_credit : Wanted::low_latency_combine_credit;
-    return epoch <= 2 || wait_signal(policy(), word_of(peer, Mailbox::kAcknowledged), {peer, kWanted, epoch - 2});
+    return has_room(seen) || wait_signal(*this, word_of(peer, Mailbox::kAcknowledged), {peer, kWanted, epoch - 2});
   }
   /// May what `source` sends before its rows be read? Of a far rank once its word says so, which acquires it.
   DEEP_EP_DEVICE bool has_begun(int source) const {
@@ -196,7 +177,7 @@ struct RankCall : Topology<kRdma> {
   template <class Group = OneThread>
   DEEP_EP_DEVICE bool await_progress(int source, int place, Wanted wanted) const {
     const std::uint64_t* const word = word_of(source, Mailbox::progress(epoch, place == 0 ? 0 : lane(place - 1)));
-    return wait_until<Group>(policy(), {source, wanted, epoch}, [&](const Poll&) {
+    return wait_until<Group>(*this, {source, wanted, epoch}, [&](const Poll&) {
       return !Group::any(load_acquire<Scope::system>(word) < Mailbox::progress_value(epoch, place));
     });
   }
@@ -219,63 +200,34 @@ struct RankCall : Topology<kRdma> {
   DEEP_EP_DEVICE Place<std::byte> relayed_row(int node, int slot) const {
     return common.staging.relayed[kIndex].at(epoch, node, slot, row_bytes);
   }
-
-  // ---- Of dispatch ----
-
-  /// The rank to wait for if a row of `source` is missing: by rails the relay of this node that hands it on. A relay
-  /// itself tells for which rank it has waited.
-  DEEP_EP_DEVICE int deliverer(int source) const {
-    return uses_rails() && is_far(source) && !is_relay(source) ? relay(source) : source;
-  }
-
-  // ---- Of combine ----
-
-  /// The owner's selections: to be read once has_begun() says so. Each cell says by its epoch whether it is there.
-  DEEP_EP_DEVICE const Cell* selections(int owner) const {
-    return common.window.selections.at(epoch, owner).in(common.local);
-  }
-  /// By a whole warp: waits until a far owner has announced its selections, acquiring them.
-  DEEP_EP_DEVICE bool await_announced(int far_owner) const {
-    return await_progress<WholeWarp>(far_owner, 0, Wanted::low_latency_combine_selection);
-  }
-  /// By a whole warp: its part of the row is there, or of no use to the owner. Releases it to the poster.
-  DEEP_EP_DEVICE void hand_over(int owner, int index, int warp) const {
-    warp::sync();
-    if (lane_index() == 0) store_release<Scope::system>(staged_flag(owner, index, warp), epoch);
-  }
-  /// By rails, in the relay's heap: the row of `member` of its node for a token of far `owner`. A relay does not put
-  /// its own into the window: that place is for the rows that the owner has for it.
-  DEEP_EP_DEVICE Place<std::byte> row_of_member(int owner, int member, int token) const {
-    if (relay(owner) == member) return relayed_row(node(owner), token);
-    const int width = common.rail_width;
-    return row(node(owner) * width + member % width, token);
-  }
 };
 
 template <bool kRdma>
 using DispatchCall = RankCall<LowLatencyKind::dispatch, kRdma>;
-template <bool kRdma>
-using CombineCall = RankCall<LowLatencyKind::combine, kRdma>;
 
 // Ranks may be masked while a call runs. Then some blocks have received with a rank and others without it, and the last
 // block to finish receives again, alone, from those that are left. All that these sent is there.
 
-/// Words of shared memory that a block needs for it.
-struct MaskWords {
+/// What a block knows of its call, in shared memory; and what it needs to receive again.
+struct CallWords {
+  LowLatencyEpochs epochs;
   std::uint64_t seen;  ///< the version of the masks when the block began to receive; then the sum of all blocks'
   std::int32_t last;   ///< all other blocks have finished
   std::int32_t again;  ///< not all was received with the same masks, and this block is to receive again
-};
 
-/// By one thread, before the block looks at any mask.
-DEEP_EP_DEVICE void note_masks(const LowLatencyParams& common, MaskWords& words) {
-  words.seen = common.mask == nullptr ? 0 : load_acquire<Scope::gpu>(&common.wait.control->version);
-}
+  /// By one thread for its block, so that not all warps of the GPU meet at these words; before the block looks at any
+  /// mask.
+  DEEP_EP_DEVICE void read(const LowLatencyParams& common, LowLatencyKind kind) {
+    const LowLatencyCounters& counters = common.counters(kind);
+    epochs = {counters.sent.epoch(), counters.received.epoch()};
+    seen = common.mask == nullptr ? 0 : load_acquire<Scope::gpu>(&common.wait.control->version);
+  }
+};
 
 /// By every thread of the blocks that receive: `receive(again)`, until it has been the same ranks in all of the call.
 /// True in the block that finishes last, with masking.
 template <class Receive>
-DEEP_EP_DEVICE bool receive_with_masks(const LowLatencyParams& common, LowLatencyKind kind, MaskWords& words,
+DEEP_EP_DEVICE bool receive_with_masks(const LowLatencyParams& common, LowLatencyKind kind, CallWords& words,
                                        Receive receive) {
 #pragma unroll 1
   for (bool again = false;; again = true) {
@@ -341,7 +293,7 @@ class CallPoster {
     bool there = lane_index() != 0 || call.has_room(call.load_acknowledged(peer));
     if (!warp::all(there)) {
       queue.flush();
-      there = lane_index() != 0 || call.await_room(peer);
+      there = lane_index() != 0 || call.await_room(peer, 0);
     }
     return warp::agree(there);
   }
@@ -397,7 +349,7 @@ class CallPoster {
 
  private:
   DEEP_EP_DEVICE bool may_tell() { return untold_ != 0 && queue.reached(last_told_); }
-  DEEP_EP_DEVICE bool leaves() const { return warp::any(call.policy().gives_up(peer)); }
+  DEEP_EP_DEVICE bool leaves() const { return warp::any(call.gives_up(peer)); }
 
   std::uint64_t found_posted_;
   std::uint64_t last_told_ = 0;  ///< ticket of the last progress

@@ -124,7 +124,6 @@ struct LowLatencyWindow {
 struct LowLatencyStaging {
   static constexpr int kMostWarpsPerRow = 16;  ///< that share a row of combine, or by rails add one
 
-  std::size_t begin = 0;  ///< offset in the heap
   std::size_t bytes = 0;
 
   LowLatencyParts<Cell> counts;  ///< of dispatch, for each peer
@@ -143,7 +142,6 @@ struct LowLatencyStaging {
   static LowLatencyStaging make(std::size_t begin, const LowLatencyWindow& window, int nodes) {
     const auto ranks = static_cast<std::size_t>(window.counts.parts);
     LowLatencyStaging staging;
-    staging.begin = begin;
     Carver carver = Carver::without_memory();
     carver.place<std::byte>(begin);
     staging.ready = LowLatencyParts<std::uint64_t>::carve(

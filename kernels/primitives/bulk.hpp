@@ -34,9 +34,8 @@ namespace deep_ep::device::bulk {
 DEEP_EP_DEVICE void load(void* shared, const void* global, std::uint32_t bytes, Mbarrier& barrier) {
 #if DEEP_EP_TARGET_CUDA
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                   static_cast<std::uint32_t>(__cvta_generic_to_shared(shared))),
-               "l"(__cvta_generic_to_global(global)), "r"(bytes),
-               "r"(static_cast<std::uint32_t>(__cvta_generic_to_shared(&barrier)))
+                   shared_address(shared)),
+               "l"(__cvta_generic_to_global(global)), "r"(bytes), "r"(shared_address(&barrier))
                : "memory");
 #else
   host_machine::current_thread->machine->bulk_load(shared, global, bytes, barrier.word);
@@ -47,7 +46,7 @@ DEEP_EP_DEVICE void load(void* shared, const void* global, std::uint32_t bytes, 
 DEEP_EP_DEVICE void store(void* global, const void* shared, std::uint32_t bytes) {
 #if DEEP_EP_TARGET_CUDA
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(__cvta_generic_to_global(global)),
-               "r"(static_cast<std::uint32_t>(__cvta_generic_to_shared(shared))), "r"(bytes)
+               "r"(shared_address(shared)), "r"(bytes)
                : "memory");
 #else
   host_machine::current_thread->machine->bulk_store(global, shared, bytes);

@@ -17,23 +17,13 @@ namespace device {
 
 /// At system scope, into a peer's memory too. Orders nothing but the cell itself.
 DEEP_EP_DEVICE void store_cell(Cell* cell, std::uint64_t payload, std::uint64_t epoch) {
-#if DEEP_EP_TARGET_CUDA
-  ptx::store_pair(&cell->payload, payload, epoch);
-#else
-  store_relaxed<Scope::system>(&cell->payload, payload);
-  store_release<Scope::system>(&cell->epoch, epoch);
-#endif
+  store_pair(&cell->payload, payload, epoch);
 }
 
 /// The payload belongs to the epoch that is returned with it.
 DEEP_EP_DEVICE Cell load_cell(const Cell* cell) {
   Cell seen;
-#if DEEP_EP_TARGET_CUDA
-  ptx::load_pair(&cell->payload, seen.payload, seen.epoch);
-#else
-  seen.epoch = load_acquire<Scope::system>(&cell->epoch);
-  seen.payload = load_relaxed<Scope::system>(&cell->payload);
-#endif
+  load_pair(&cell->payload, seen.payload, seen.epoch);
   return seen;
 }
 

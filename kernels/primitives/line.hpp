@@ -34,13 +34,8 @@ constexpr int kWarpLines = kWarpSize / kLineLanes;  ///< that a warp stores or l
 struct alignas(16) LinePart {
   std::uint64_t word[2];
 
-  DEEP_EP_DEVICE Vec16 vector() const {
-    return {{static_cast<std::uint32_t>(word[0]), static_cast<std::uint32_t>(word[0] >> 32),
-             static_cast<std::uint32_t>(word[1]), static_cast<std::uint32_t>(word[1] >> 32)}};
-  }
-  DEEP_EP_DEVICE static LinePart of(const Vec16& v) {
-    return {{std::uint64_t{v.word[1]} << 32 | v.word[0], std::uint64_t{v.word[3]} << 32 | v.word[2]}};
-  }
+  DEEP_EP_DEVICE Vec16 vector() const { return __builtin_bit_cast(Vec16, *this); }
+  DEEP_EP_DEVICE static LinePart of(const Vec16& v) { return __builtin_bit_cast(LinePart, v); }
 };
 
 /// The lane's place in a warp's lines.
@@ -97,13 +92,12 @@ DEEP_EP_DEVICE void store_line(std::byte* to, const LinePart& part, bool wanted)
   warp::sync();  // one instruction for all lanes; and what their parts are made of has been read
   auto* words = reinterpret_cast<std::uint64_t*>(to);
 #if DEEP_EP_TARGET_CUDA
-  if (wanted) ptx::store_pair(words, part.word[0], part.word[1]);
+  if (wanted) store_pair(words, part.word[0], part.word[1]);
 #else
   const bool tag = LineLane().has_tag();
-  if (wanted) store_relaxed<Scope::system>(words, part.word[0]);
-  if (wanted && !tag) store_relaxed<Scope::system>(words + 1, part.word[1]);
+  if (wanted && !tag) store_pair(words, part.word[0], part.word[1]);
   warp::sync();
-  if (wanted && tag) store_release<Scope::system>(words + 1, part.word[1]);
+  if (wanted && tag) store_pair(words, part.word[0], part.word[1]);
 #endif
 }
 
@@ -113,13 +107,12 @@ DEEP_EP_DEVICE LinePart load_line(const std::byte* from, bool wanted) {
   LinePart part{};
   const auto* words = reinterpret_cast<const std::uint64_t*>(from);
 #if DEEP_EP_TARGET_CUDA
-  if (wanted) ptx::load_pair(words, part.word[0], part.word[1]);
+  if (wanted) load_pair(words, part.word[0], part.word[1]);
 #else
   const bool tag = LineLane().has_tag();
-  if (wanted && tag) part.word[1] = load_acquire<Scope::system>(words + 1);
+  if (wanted && tag) load_pair(words, part.word[0], part.word[1]);
   warp::sync();  // what the last lane acquired, the others may read
-  if (wanted) part.word[0] = load_relaxed<Scope::system>(words);
-  if (wanted && !tag) part.word[1] = load_relaxed<Scope::system>(words + 1);
+  if (wanted && !tag) load_pair(words, part.word[0], part.word[1]);
 #endif
   return part;
 }

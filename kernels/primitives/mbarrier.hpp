@@ -10,24 +10,23 @@
 
 namespace deep_ep::device {
 
+#if DEEP_EP_TARGET_CUDA
+/// As instructions for shared memory alone take it.
+DEEP_EP_DEVICE std::uint32_t shared_address(const void* p) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
+}
+#endif
+
 struct alignas(8) Mbarrier {
   std::uint64_t word;
 };
 
 namespace mbarrier {
 
-#if DEEP_EP_TARGET_CUDA
-namespace detail {
-DEEP_EP_DEVICE std::uint32_t address(const Mbarrier& barrier) {
-  return static_cast<std::uint32_t>(__cvta_generic_to_shared(&barrier));
-}
-}  // namespace detail
-#endif
-
 /// By one thread, before anyone else touches it: a phase takes `arrivals` arrivals.
 DEEP_EP_DEVICE void init(Mbarrier& barrier, std::uint32_t arrivals) {
 #if DEEP_EP_TARGET_CUDA
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(detail::address(barrier)), "r"(arrivals) : "memory");
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&barrier)), "r"(arrivals) : "memory");
 #else
   host_machine::current_thread->machine->mbarrier_init(barrier.word, arrivals);
 #endif
@@ -47,7 +46,7 @@ DEEP_EP_DEVICE void fence_init() {
 /// One arrival. What this thread wrote before is visible to those who wait for the phase.
 DEEP_EP_DEVICE void arrive(Mbarrier& barrier) {
 #if DEEP_EP_TARGET_CUDA
-  asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(detail::address(barrier)) : "memory");
+  asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(shared_address(&barrier)) : "memory");
 #else
   host_machine::current_thread->machine->mbarrier_arrive(barrier.word, 0);
 #endif
@@ -56,7 +55,7 @@ DEEP_EP_DEVICE void arrive(Mbarrier& barrier) {
 /// One arrival, and `bytes` more that bulk loads must write before the phase ends.
 DEEP_EP_DEVICE void arrive_expect_bytes(Mbarrier& barrier, std::uint32_t bytes) {
 #if DEEP_EP_TARGET_CUDA
-  asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(detail::address(barrier)),
+  asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&barrier)),
                "r"(bytes)
                : "memory");
 #else
@@ -73,7 +72,7 @@ DEEP_EP_DEVICE bool test(Mbarrier& barrier, std::uint32_t parity) {
       "mbarrier.test_wait.parity.acquire.cta.shared::cta.b64 done, [%1], %2;\n"
       "selp.u32 %0, 1, 0, done;\n}"
       : "=r"(done)
-      : "r"(detail::address(barrier)), "r"(parity)
+      : "r"(shared_address(&barrier)), "r"(parity)
       : "memory");
   return done != 0;
 #else
@@ -91,7 +90,7 @@ DEEP_EP_DEVICE void wait(Mbarrier& barrier, std::uint32_t parity) {
         "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 done, [%1], %2;\n"
         "selp.u32 %0, 1, 0, done;\n}"
         : "=r"(done)
-        : "r"(detail::address(barrier)), "r"(parity)
+        : "r"(shared_address(&barrier)), "r"(parity)
         : "memory");
   } while (done == 0);
 #else

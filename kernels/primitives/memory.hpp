@@ -20,69 +20,10 @@ concept Word = std::is_integral_v<T> &&(sizeof(T) == 4 || sizeof(T) == 8);
 template <class T>
 concept Payload = std::is_trivially_copyable_v<T> &&(sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16);
 }  // namespace detail
-
-// ---- Flags and counters: integers of 4 or 8 bytes, aligned ----
-//
-// Each target has its own half of these functions. Each order is named once, here: nothing is weaker on the GPU than on
-// the host, and what ThreadSanitizer and mutations show there holds here.
-
-/// Whoever reads a value by this sees everything that its writer wrote before releasing it.
-template <Scope S, detail::Word T>
-DEEP_EP_DEVICE T load_acquire(const T* p);
-
-/// Never torn, orders nothing.
-template <Scope S, detail::Word T>
-DEEP_EP_DEVICE T load_relaxed(const T* p);
-
-/// What this thread wrote before (and what it acquired or was synchronised with) is visible to whoever acquires the
-/// value.
-template <Scope S, detail::Word T>
-DEEP_EP_DEVICE void store_release(T* p, std::type_identity_t<T> value);
-
-/// Never torn, orders nothing.
-template <Scope S, detail::Word T>
-DEEP_EP_DEVICE void store_relaxed(T* p, std::type_identity_t<T> value);
-
-/// Adds, returns the value before; orders nothing.
-template <Scope S, detail::Word T>
-DEEP_EP_DEVICE T fetch_add_relaxed(T* p, std::type_identity_t<T> value);
-
-/// Adds, returns the value before; releases as add_release does and acquires what the value before released.
-template <Scope S, detail::Word T>
-DEEP_EP_DEVICE T fetch_add_acq_rel(T* p, std::type_identity_t<T> value);
-
-/// Stores `desired` if the word is `expected`; returns the value before. Releases and acquires like fetch_add_acq_rel.
-template <Scope S, detail::Word T>
-DEEP_EP_DEVICE T compare_exchange(T* p, std::type_identity_t<T> expected, std::type_identity_t<T> desired);
-
-/// fetch_add_relaxed for those who do not need the value before (the GPU does not wait for it).
-template <Scope S, detail::Word T>
-DEEP_EP_DEVICE void add_relaxed(T* p, std::type_identity_t<T> value);
-
-/// Adds; what was written before is visible to whoever acquires the sum or a later one.
-template <Scope S, detail::Word T>
-DEEP_EP_DEVICE void add_release(T* p, std::type_identity_t<T> value);
-
-/// Makes relaxed stores after it release, and relaxed loads before it acquire.
-template <Scope S>
-DEEP_EP_DEVICE void fence();
-
-// ---- Payload: 4, 8 or 16 bytes, aligned. No order of its own: it is ordered by flags and barriers around it ----
-
-/// Local global memory that nobody writes while the kernel runs; read once. Never for what a peer writes.
-template <detail::Payload T>
-DEEP_EP_DEVICE T load_stream(const T* p);
-
-/// Global memory that others, peers too, write before a flag that this thread acquired.
-template <detail::Payload T>
-DEEP_EP_DEVICE T load_weak(const T* p);
-
-/// Global memory, a peer's too, that this block does not read again soon.
-template <detail::Payload T>
-DEEP_EP_DEVICE void store_stream(T* p, const std::type_identity_t<T>& value);
-
 }  // namespace deep_ep::device
 
+// Each target has its own half: macros that make these functions, each of which is named once, here, with its order.
+// Nothing is weaker on the GPU than on the host, and what ThreadSanitizer and mutations show there holds here.
 #if DEEP_EP_TARGET_CUDA
 #include "kernels/primitives/cuda/ptx_memory.hpp"
 #else
@@ -91,11 +32,117 @@ DEEP_EP_DEVICE void store_stream(T* p, const std::type_identity_t<T>& value);
 
 namespace deep_ep::device {
 
+// ---- Flags and counters: integers of 4 or 8 bytes, aligned ----
+
+/// Whoever reads a value by load_acquire<S>(p) sees everything that its writer wrote before releasing it. A relaxed
+/// load is never torn, and orders nothing.
+DEEP_EP_WORD_LOAD(load_acquire, "acquire", __ATOMIC_ACQUIRE)
+DEEP_EP_WORD_LOAD(load_relaxed, "relaxed", __ATOMIC_RELAXED)
+
+/// After store_release<S>(p, value), what this thread wrote before (and what it acquired or was synchronised with) is
+/// visible to whoever acquires the value. A relaxed store is never torn, and orders nothing.
+DEEP_EP_WORD_WRITE(store_release, "st.release", ".", store, __ATOMIC_RELEASE)
+DEEP_EP_WORD_WRITE(store_relaxed, "st.relaxed", ".", store, __ATOMIC_RELAXED)
+
+/// fetch_add_...<S>(p, value) returns the value before. acq_rel releases as add_release does and acquires what the
+/// value before released.
+DEEP_EP_WORD_FETCH_ADD(fetch_add_relaxed, "relaxed", __ATOMIC_RELAXED)
+DEEP_EP_WORD_FETCH_ADD(fetch_add_acq_rel, "acq_rel", __ATOMIC_ACQ_REL)
+
+/// For those who do not need the value before (the GPU does not wait for it). Behind add_release<S>(p, value) what was
+/// written before is visible to whoever acquires the sum or a later one.
+DEEP_EP_WORD_WRITE(add_relaxed, "red.relaxed", ".add.", fetch_add, __ATOMIC_RELAXED)
+DEEP_EP_WORD_WRITE(add_release, "red.release", ".add.", fetch_add, __ATOMIC_RELEASE)
+
+/// Stores `desired` if the word is `expected`; returns the value before. Releases and acquires like fetch_add_acq_rel.
+template <Scope S>
+DEEP_EP_DEVICE std::uint64_t compare_exchange(std::uint64_t* p, std::uint64_t expected, std::uint64_t desired) {
+#if DEEP_EP_TARGET_CUDA
+  std::uint64_t old;
+  DEEP_EP_PTX_BY_SCOPE("atom.acq_rel", ".cas.b64 %0, [%1], %2, %3;", : "=l"(old) : "l"(p), "l"(expected), "l"(desired))
+  return old;
+#else
+  host_machine::check_space<S>(p);
+  return host_machine::compare_exchange(p, expected, desired);
+#endif
+}
+
+/// Makes relaxed stores after it release, and relaxed loads before it acquire.
+template <Scope S>
+DEEP_EP_DEVICE void fence() {
+#if DEEP_EP_TARGET_CUDA
+  if constexpr (S == Scope::block) asm volatile("fence.acq_rel.cta;" ::: "memory");
+  if constexpr (S == Scope::gpu) asm volatile("fence.acq_rel.gpu;" ::: "memory");
+  if constexpr (S == Scope::system) asm volatile("fence.acq_rel.sys;" ::: "memory");
+#else
+  host_machine::fence();
+#endif
+}
+
+// ---- Two words that travel together, at system scope: load_pair finds the first with the second that was stored ----
+
+DEEP_EP_DEVICE void store_pair(std::uint64_t* p, std::uint64_t first, std::uint64_t second) {
+#if DEEP_EP_TARGET_CUDA
+  asm volatile("{\n.reg .b128 both;\nmov.b128 both, {%1, %2};\nst.relaxed.sys.global.b128 [%0], both;\n}" ::"l"(p),
+               "l"(first), "l"(second)
+               : "memory");
+#else
+  store_relaxed<Scope::system>(p, first);
+  store_release<Scope::system>(p + 1, second);
+#endif
+}
+DEEP_EP_DEVICE void load_pair(const std::uint64_t* p, std::uint64_t& first, std::uint64_t& second) {
+#if DEEP_EP_TARGET_CUDA
+  asm volatile("{\n.reg .b128 both;\nld.relaxed.sys.global.b128 both, [%2];\nmov.b128 {%0, %1}, both;\n}"
+               : "=l"(first), "=l"(second)
+               : "l"(p)
+               : "memory");
+#else
+  second = load_acquire<Scope::system>(p + 1);
+  first = load_relaxed<Scope::system>(p);
+#endif
+}
+
+// ---- Payload: 4, 8 or 16 bytes, aligned. No order of its own: it is ordered by flags and barriers around it ----
+
+/// load_stream(p): local global memory that nobody writes while the kernel runs; read once. Never for what a peer
+/// writes.
+DEEP_EP_PAYLOAD_LOAD(load_stream, "ld.global.nc.L1::no_allocate")
+/// load_weak(p): global memory that others, peers too, write before a flag that this thread acquired.
+DEEP_EP_PAYLOAD_LOAD(load_weak, "ld.global")
+
+/// Global memory, a peer's too, that this block does not read again soon.
+template <detail::Payload T>
+DEEP_EP_DEVICE void store_stream(T* p, const std::type_identity_t<T>& value) {
+#if DEEP_EP_TARGET_CUDA
+  std::uint32_t word[sizeof(T) / 4];
+  memcpy(word, &value, sizeof(T));
+  if constexpr (sizeof(T) == 4)
+    asm volatile("st.global.L1::no_allocate.u32 [%0], %1;" ::"l"(p), "r"(word[0]) : "memory");
+  if constexpr (sizeof(T) == 8)
+    asm volatile("st.global.L1::no_allocate.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(word[0]), "r"(word[1]) : "memory");
+  if constexpr (sizeof(T) == 16)
+    asm volatile("st.global.L1::no_allocate.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(word[0]), "r"(word[1]),
+                 "r"(word[2]), "r"(word[3])
+                 : "memory");
+#else
+  *p = value;
+#endif
+}
+
+#undef DEEP_EP_WORD_LOAD
+#undef DEEP_EP_WORD_WRITE
+#undef DEEP_EP_WORD_FETCH_ADD
+#undef DEEP_EP_PAYLOAD_LOAD
+#undef DEEP_EP_PTX_BY_SCOPE
+
 /// fetch_add_relaxed<Scope::gpu>(p, 1) for a lane that looks at the value later. An addition of a constant the GPU's
 /// compiler turns into one of all lanes that add, whose result it waits for at once, to share it out.
 DEEP_EP_DEVICE std::uint32_t count_up(std::uint32_t* p) {
 #if DEEP_EP_TARGET_CUDA
-  return ptx::increment(p);
+  std::uint32_t old;  // counts up to 2^31 - 1: without this end the compiler would take it for an addition
+  asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(0x7fffffffu) : "memory");
+  return old;
 #else
   return fetch_add_relaxed<Scope::gpu>(p, std::uint32_t{1});
 #endif

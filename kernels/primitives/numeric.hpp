@@ -1,4 +1,4 @@
-// Number formats, bit-exact on every target.
+// Number formats, bit-exact on every target: so long as no option of a compiler makes products and quotients inexact.
 #pragma once
 
 #include "kernels/primitives/target.hpp"
@@ -54,24 +54,6 @@ DEEP_EP_DEVICE std::uint16_t pack_e4m3(float low, float high) {
 #endif
 }
 
-/// Rounded by itself: not a part of a fused multiply-add.
-DEEP_EP_DEVICE float rounded_product(float a, float b) {
-#if DEEP_EP_TARGET_CUDA
-  return __fmul_rn(a, b);
-#else
-  return a * b;
-#endif
-}
-
-/// Rounded once, on GPUs by no shorter way.
-DEEP_EP_DEVICE float rounded_quotient(float a, float b) {
-#if DEEP_EP_TARGET_CUDA
-  return __fdiv_rn(a, b);
-#else
-  return a / b;
-#endif
-}
-
 /// How 128 channels with this largest magnitude become float8_e4m3: channel * multiplier, and what undoes it.
 struct Fp8Scale {
   float multiplier;
@@ -85,18 +67,18 @@ DEEP_EP_DEVICE Fp8Scale fp8_scale(float amax, bool power_of_two) {
   constexpr float kLargest = 448.0f;
   constexpr float kLargestInverse = 1.0f / 448.0f;
   amax = amax < 1e-4f ? 1e-4f : amax;
-  const float inverse = rounded_product(amax, kLargestInverse);
+  const float inverse = amax * kLargestInverse;
   if (power_of_two) {
     const std::uint32_t bits = bits_of(inverse);
     const std::uint32_t exponent = (bits >> 23) + ((bits & 0x7fffffu) != 0 ? 1u : 0u);  // biased
     return {float_from_bits((254u - exponent) << 23), float_from_bits(exponent << 23)};
   }
-  return {rounded_quotient(kLargest, amax), inverse};
+  return {kLargest / amax, inverse};
 }
 
 /// The definition of quantisers for training: amax is at least 1e-10; amax / 448 travels, and a channel is cast as
 /// channel / that, each rounded once.
-DEEP_EP_DEVICE float aligned_fp8_scale(float amax) { return rounded_quotient(amax < 1e-10f ? 1e-10f : amax, 448.0f); }
+DEEP_EP_DEVICE float aligned_fp8_scale(float amax) { return (amax < 1e-10f ? 1e-10f : amax) / 448.0f; }
 
 // float4 e2m1 and NVFP4: blocks of 16 channels with an e4m3 scale each, and one float32 scale for all of them.
 
@@ -121,13 +103,13 @@ struct Nvfp4Scale {
 /// multiplier = global / scale, rounded once, or 0 where the scale is 0.
 DEEP_EP_DEVICE Nvfp4Scale nvfp4_scale(float amax, float global) {
   constexpr float kLargestInverse = 1.0f / 6.0f;
-  const float wanted = rounded_product(rounded_product(amax, kLargestInverse), global);
+  const float wanted = amax * kLargestInverse * global;
   const std::uint32_t scale = pack_e4m3(wanted, 0.0f) & 0xffu;
   if (scale == 0) return {0.0f, 0};
   const float value = scale == 0x7f ? float_from_bits(0x7fffffffu)
                       : scale < 8   ? static_cast<float>(scale) * 0x1p-9f
                                     : float_from_bits((scale + (120u << 3)) << 20);
-  return {rounded_quotient(global, value), scale};
+  return {global / value, scale};
 }
 
 }  // namespace deep_ep::device

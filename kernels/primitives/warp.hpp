@@ -118,22 +118,12 @@ DEEP_EP_DEVICE T max(T value) {
 /// Sum over the lanes up to and including this one, on every target added in the same order.
 template <class T>
 DEEP_EP_DEVICE T inclusive_sum(T value) {
-#if DEEP_EP_TARGET_CUDA
 #pragma unroll
   for (int distance = 1; distance < kWarpSize; distance *= 2) {
-    const T below = detail::by_words(value, [=](std::uint32_t w) { return __shfl_up_sync(0xffffffffu, w, distance); });
+    const T below = shuffle(value, lane_index() - distance);
     if (lane_index() >= distance) value = below + value;
   }
   return value;
-#else
-  const std::byte* slots = detail::give("inclusive_sum", value);
-  T v[kWarpSize];
-  for (int i = 0; i < kWarpSize; ++i) v[i] = detail::taken<T>(slots, i);
-  for (int distance = 1; distance < kWarpSize; distance *= 2) {
-    for (int i = kWarpSize - 1; i >= distance; --i) v[i] = v[i - distance] + v[i];
-  }
-  return v[lane_index()];
-#endif
 }
 
 /// Bit i is set where lane i gave the same value as this lane.

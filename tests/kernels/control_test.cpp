@@ -15,7 +15,7 @@
 namespace deep_ep::test {
 namespace {
 
-using Policy = device::low_latency::MaskOrEnd<true>;
+using Policy = device::low_latency::DispatchCall<true>;
 
 constexpr std::uint64_t kMs = 1'000'000;
 constexpr int kOwn = 1;
@@ -207,7 +207,7 @@ struct MaskingRank : ControlledRank {
 
 TEST(Control, WithMaskingNoWaitMasksByItself) {
   MaskingRank rank;
-  const Policy policy{rank.params};
+  const Policy policy{rank.params, 1, 0};
   const device::Awaited rows{3, kRows, 1};
   EXPECT_FALSE(policy.ends(rows, device::now_ns() - 900 * kMs));
   EXPECT_FALSE(policy.called_off(rows));
@@ -220,7 +220,7 @@ TEST(Control, WithMaskingNoWaitMasksByItself) {
 
 TEST(Control, WithMaskingRanksThatMixUpTheirCallsDoNotWaitForEver) {
   MaskingRank rank;
-  const Policy policy{rank.params};
+  const Policy policy{rank.params, 1, 0};
   const device::Awaited rows{3, kRows, 1};
   ASSERT_TRUE(policy.ends(rows, device::now_ns() - 1100 * kMs));
   EXPECT_EQ(rank.abort, 1u);
@@ -251,7 +251,7 @@ TEST(Control, AWaitFindsAFailedQueuePairToAnyRank) {
       for (int look = 0; look < 4; ++look) {
         EXPECT_EQ(rank.words.failed[3], 0u) << look;
         rank.forget_looks();
-        EXPECT_FALSE(Policy{rank.params}.ends({0, kRows, 1}, device::now_ns() - 20 * kMs));
+        EXPECT_FALSE((Policy{rank.params, 1, 0}.ends({0, kRows, 1}, device::now_ns() - 20 * kMs)));
       }
       EXPECT_EQ(rank.words.failed[3] != 0, far);
     }

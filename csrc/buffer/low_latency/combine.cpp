@@ -17,7 +17,7 @@ constexpr int kGpuWarpsPerRow = 8;
 constexpr int kGpuWarpsPerRowFew = 16;
 constexpr int kHostWarpsPerRow = 2;
 
-/// Does the call send rows that nobody has added up (kernels/low_latency/combine/unreduced.cu)? The same on all ranks.
+/// Does the call send rows that nobody has added up (kernels/low_latency/combine/unreduced.hpp)? The same on all ranks.
 bool goes_unreduced(const LowLatencyCombineArguments& arguments, const LowLatencyCombineParams& params,
                     const LowLatencySetup& setup) {
   if (!arguments.return_recv_hook || setup.rdma() || setup.common.mask != nullptr) return false;
@@ -73,9 +73,6 @@ void set_overlap(LowLatencyCombineParams& params, const LowLatencyCombineArgumen
                     .expected = static_cast<std::uint32_t>(overlap.expected)};
 }
 
-/// The most of so many rows that fall to each of `groups` groups of a grid.
-int rows_of_group(int rows, int groups) { return groups == 0 ? 0 : (rows + groups - 1) / groups; }
-
 /// Grid and shared memory of a part with at most `sms` blocks. `plan`: complete but for its parts.
 LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyCombinePlan& plan, int sms, bool unreduced) {
   const LowLatencyCombineParams& params = plan.params;
@@ -84,15 +81,14 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyCombinePlan& pla
   using namespace device::low_latency;
   // Unreduced: groups share the selections of a row, two blocks a token where there are so many, and one more block
   // waits for what all say.
-  const int to_push = rows_of_group(params.expert_rows() * (unreduced ? int{params.num_topk} : 1), groups);
+  const int pieces = params.expert_rows() * (unreduced ? int{params.num_topk} : 1);
+  const int to_push = groups == 0 ? 0 : (pieces + groups - 1) / groups;
   const int waiting = unreduced && receives(phase) && sms > 1 ? 1 : 0;
   const int blocks_of_token = !unreduced ? 1 : !receives(phase) ? 0 : 2 * params.num_tokens <= sms - waiting ? 2 : 1;
   LowLatencyPart part{.phase = phase};
   part.working_blocks = std::clamp(std::max(to_push, params.num_tokens * blocks_of_token), 1, sms - waiting);
-  if (sends(phase) && params.signals.words != nullptr) {
-    part.rows_of_group = rows_of_group(params.expert_rows(), groups * part.working_blocks);
-  }
-  const CombineShared shared(Carver::without_memory(), plan.posters != 0 ? plan.warps : 0, groups * part.rows_of_group);
+  const CombineShared shared(Carver::without_memory(), params.common.num_ranks, plan.posters != 0 ? plan.warps : 0,
+                             groups * params.held_up(groups * part.working_blocks));
   part.shape = {part.working_blocks + waiting + plan.posters, plan.warps * 32, shared.bytes};
   return part;
 }

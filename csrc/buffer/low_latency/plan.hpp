@@ -40,7 +40,6 @@ struct LowLatencyPart {
   LowLatencyPhase phase = LowLatencyPhase::both;
   LaunchShape shape = {};
   int working_blocks = 0;
-  int rows_of_group = 0;  ///< of combine: see LowLatencySignals
 };
 
 /// A call: one kernel, or two when a hook enqueues the second.
@@ -94,7 +93,6 @@ struct LowLatencyPlan {
     Params mine = params;
     mine.phase = part.phase;
     mine.common.working_blocks = part.working_blocks;
-    if constexpr (requires { mine.signals; }) mine.signals.rows_of_group = part.rows_of_group;
     (kernels.*kernel)(mine, part.shape, stream);
   }
 };

@@ -26,9 +26,7 @@ struct UnreducedCall : CombineCall<false> {
     return std::uint64_t{expert} << 47 | std::uint64_t{1} << 46 | epoch;
   }
   /// Row of the dispatch's selection `k` of `token`, in the heap of the token's owner.
-  DEEP_EP_DEVICE Place<std::byte> selected_row(int num_topk, int token, int k) const {
-    return row(0, token * num_topk + k);
-  }
+  DEEP_EP_DEVICE Place<std::byte> selected_row(int token, int k) const { return row(0, token * params.num_topk + k); }
 };
 
 /// The terms of a token's sum: lane i < count holds the i-th.
@@ -50,9 +48,8 @@ struct CombineAdder {
   const LowLatencyCombineParams& params;
   const CombineWire& wire;
   Call call;
-  const std::uint32_t& meaning;  ///< see meaning_of()
-  int member, members;           ///< this warp, of those that share a token
-  Selection loaded{};            ///< unreduced: the lane's of one token, loaded before the call was known
+  int member, members;  ///< this warp, of those that share a token
+  Selection loaded{};   ///< unreduced: the lane's of one token, loaded before the call was known
   int loaded_token = -1;
 
   /// Adds up every `step`-th token of this rank from `first` on. By rails before these the tokens of other nodes'
@@ -102,7 +99,7 @@ struct CombineAdder {
     float weight = 1.0f;
     int expert = -1, rank = -1;
     if (lane < params.num_topk && relays(owner)) {
-      rank = announced_member(params, call, meaning, owner, token, lane);
+      rank = call.announced_member(owner, token, lane);
     } else if (lane < params.num_topk) {
       if constexpr (kUnreduced) {
         const Selection now = token == loaded_token ? loaded : Selection::load(params, token, lane);
@@ -137,7 +134,7 @@ struct CombineAdder {
     if (lane >= terms.count) return terms;
     terms.rank = its_rank;
     const Place<std::byte> row = [&] {
-      if constexpr (kUnreduced) return call.selected_row(params.num_topk, token, selection);
+      if constexpr (kUnreduced) return call.selected_row(token, selection);
       return relays(owner) ? call.row_of_member(owner, its_rank, token) : call.row(its_rank, token);
     }();
     terms.row = row.in(params.common.local);
@@ -225,7 +222,7 @@ struct CombineAdder {
       return false;
     } else {
       if (lane_index() == 0 && !masked(params.common, rank)) {
-        call.policy().ends({rank, Wanted::low_latency_combine_rows, call.epoch}, begin);
+        call.ends({rank, Wanted::low_latency_combine_rows, call.epoch}, begin);
       }
       warp::sync();
       return warp::any(masked(params.common, rank));
@@ -238,8 +235,7 @@ struct CombineAdder {
     const int num_ranks = params.common.num_ranks;
     for (int i = 0; i < num_ranks; ++i) {  // the row's own rank first: mostly it is the one that is late
       const int peer = (rank + i) % num_ranks;
-      Selection none;
-      if (!load_announced(call, meaning, peer, call.selections(peer), none)) return;
+      if (!call.load_announced(peer).known) return;
     }
     fence<Scope::system>();  // acquires what they have sent
     const std::uint64_t seen =

@@ -11,21 +11,20 @@
 //             (one trip)
 //   owner     lines, as they are polled -> result
 //   by rails  lines, as the owner's rail in this node polls and adds them -> its NIC -> owner (peers.hpp)
-// There is no barrier of the grid, and ranks wait for each other only here.
+// There is no barrier of the grid, and ranks wait for each other only here. unreduced.hpp says how it is where rows
+// travel as the experts left them.
 #include "kernels/kernel_list.hpp"
-#include "kernels/low_latency/combine/add.hpp"
-#include "kernels/low_latency/combine/shared.hpp"
+#include "kernels/low_latency/combine/unreduced.hpp"
 #include "kernels/primitives/launch.hpp"
 
 namespace deep_ep::device::low_latency {
 
 /// By the threads of a block, which share them: announces the selections of its tokens. A token has a cell for each
-/// peer and selection. What a thread's first one needs has been loaded before the epoch was known: the selection, and
-/// what its peer had acknowledged. A peer's cells are free once it has said that it is done with the call before the
-/// last.
+/// peer and selection. A thread's `first` one has been loaded before the epoch was known. A peer's cells are free once
+/// it has said that it is done with the call before the last.
 template <class Call>
-DEEP_EP_DEVICE void announce(const LowLatencyCombineParams& params, const Call& call, std::uint32_t meaning,
-                             const Selection& first, std::uint64_t acknowledged) {
+DEEP_EP_DEVICE void announce(const LowLatencyCombineParams& params, const Call& call, const CombineShared& shared,
+                             const Selection& first) {
   const LowLatencyParams& common = params.common;
 #pragma unroll 1
   for (int token = block_index(); token < params.num_tokens; token += common.working_blocks) {
@@ -34,10 +33,10 @@ DEEP_EP_DEVICE void announce(const LowLatencyCombineParams& params, const Call& 
       const int peer = cell / params.num_topk;
       const int k = cell % params.num_topk;
       if (masked(common, peer) || call.is_far(peer)) return;
-      if (!call.has_room(is_first ? acknowledged : call.load_acknowledged(peer)) && !call.await_room(peer)) return;
+      if (!call.await_room(peer, shared.acknowledged[peer])) return;
       const Selection selection = is_first ? first : Selection::load(params, token, k);
       const Place<Cell> to = common.window.selections.at(call.epoch, common.rank, token * params.num_topk + k);
-      selection.announce(params, to.in(common.heaps[peer]), call.epoch, meaning);
+      call.announce(selection, to.in(common.heaps[peer]));
     });
   }
 }
@@ -45,35 +44,22 @@ DEEP_EP_DEVICE void announce(const LowLatencyCombineParams& params, const Call& 
 /// The expert side: for each row that the dispatch brought, this rank weights, sums and rounds what its experts made of
 /// the token, and sends it to the token's owner as one row.
 ///
-/// Groups of warps take rows in turn (ReceivedRows), those of an owner in token order, so that it can begin to add. The
-/// warps of a group share a row by its lines and need nothing from each other: each looks for the owner's selections,
-/// sums its channels and stores its lines.
+/// Rows of an owner come in token order, so that it can begin to add. The warps of a group need nothing from each
+/// other: each looks for the owner's selections, sums its channels and stores its lines.
 template <class Call, bool kWeighted>
-struct CombinePusher {
-  const LowLatencyCombineParams& params;
-  const CombineWire& wire;
-  ReceivedRows received;
-  int warp;                        ///< in the group
-  const std::uint32_t& meaning;    ///< see meaning_of()
-  std::uint64_t acknowledged = 0;  ///< weighted: see load_room()
-
+struct CombinePusher : RowPusher {
   static constexpr int kTogether = 8;  ///< loads of a thread that are under way at once
 
-  /// Starts the loads that do not depend on the call.
-  DEEP_EP_DEVICE void load_first(bool reads_counters) {
-    received.load_first();
-    if (kWeighted) acknowledged = load_room(Call(params.common, 0, params.row_bytes), reads_counters);
-  }
   /// All rows in turn.
   DEEP_EP_DEVICE void push_all(const Call& call) const {
     // By rails rows go to other ranks than those that announce that they want them.
     const int width = params.common.rail_width;
-    if (call.uses_rails() && !await_room(call, call.own_node() * width, width, 0)) return;
+    if (call.uses_rails() && !shared.await_room(call, call.own_node() * width, width)) return;
     if constexpr (kWeighted) {
-      if (!await_room(call, 0, params.common.num_ranks, acknowledged)) return;
-      if (block_index() == 0 && warp_index() == 0) announce_meaning(params, call, meaning);
+      if (!shared.await_room(call, 0, params.common.num_ranks)) return;
+      if (block_index() == 0 && warp_index() == 0) call.announce_meaning();
     }
-    received.each([&](const CombineRow& row, int) {
+    each([&](const CombineRow& row, int) {
       // The same for all lanes, even while another warp masks the rank.
       return warp::any(masked(params.common, row.source)) || push(call, row) || !warp::any(aborted(params.common.wait));
     });
@@ -88,11 +74,11 @@ struct CombinePusher {
     const bool counts = params.wait_cost != nullptr && warp == 0 && lane_index() == 0;
     if (counts) add_relaxed<Scope::gpu>(params.wait_cost + row.source, -clock_cycles());
     const auto chosen = [&](const Poll&) {
-      Selection now{-1, 0.0f};
-      const bool known = lane_index() >= params.num_topk ||
-                         (call.has_begun(row.source) &&
-                          load_announced(call, meaning, row.source, call.selections(row.source) + selection, now));
-      if (!warp::all(known)) return false;
+      Selection now{-1, 0.0f, lane_index() >= params.num_topk};
+      if (!now.known && call.has_begun(row.source)) {
+        now = call.load_announced(row.source, selection);
+      }
+      if (!warp::all(now.known)) return false;
       const int expert = now.expert(params) - params.common.rank * params.num_local_experts;  // local
       const bool here = expert >= 0 && expert < params.num_local_experts;
       // It is the expert of the dispatch; or the call is over.
@@ -107,7 +93,7 @@ struct CombinePusher {
       return !warp::any(other);
     };
     const Awaited awaited{row.source, Wanted::low_latency_combine_selection, call.epoch};
-    const bool there = wait_until<WholeWarp>(call.policy(), awaited, chosen);
+    const bool there = wait_until<WholeWarp>(call, awaited, chosen);
     if (counts) add_relaxed<Scope::gpu>(params.wait_cost + row.source, clock_cycles());
     return there;
   }
@@ -117,8 +103,7 @@ struct CombinePusher {
   /// A thread has as many loads in flight as registers allow, whether they are many vectors of one row or few of many.
   /// The first ones start before the owner has announced which of these rows it wants: nearly always all of them.
   DEEP_EP_DEVICE bool push(const Call& call, const CombineRow& row) const {
-    const WarpShare share{warp, params.warps_per_row};
-    const int steps = share.steps(wire);
+    const int steps = line_steps();
     std::byte* const to = destination(call, row);
     const auto own_weight = [&] { return load_stream(params.table().weight(row.source, row.index, lane_index())); };
     float weight = kWeighted && lane_index() < params.num_topk ? own_weight() : 0;
@@ -127,7 +112,7 @@ struct CombinePusher {
 
     // Line by line, and row by row within one: what is loaded next, and what is added next.
     std::uint32_t rows_to_load = rows, rows_to_add = rows;
-    std::uint32_t line_to_load = share.first_line(), line_to_add = line_to_load;
+    std::uint32_t line_to_load = first_line(), line_to_add = line_to_load;
     float sum[8] = {};
     int pieces = steps * count_bits(rows);
     int piece = 0;
@@ -146,7 +131,7 @@ struct CombinePusher {
         rows_to_load &= rows_to_load - 1;
         if (rows_to_load != 0) continue;
         rows_to_load = rows;
-        line_to_load += share.step();
+        line_to_load += line_step();
       }
       // 2. Which rows does the owner want?
       if (!chosen) {
@@ -171,7 +156,7 @@ struct CombinePusher {
         wire.store(to, line_to_add, pack_sum(sum), call.epoch);
         for (float& part : sum) part = 0.0f;
         rows_to_add = rows;
-        line_to_add += share.step();
+        line_to_add += line_step();
       }
       piece += kTogether;
     } while (piece < pieces);
@@ -192,8 +177,7 @@ struct CombinePusher {
 /// By one warp of a block that posts: all that a far rank gets from this rank over one lane in one call. `selections`:
 /// where this block has gathered those of this rank.
 template <class Call>
-DEEP_EP_DEVICE void post_to(const LowLatencyCombineParams& params, CallPoster<Call>& poster, std::uint32_t meaning,
-                            Place<Cell> selections) {
+DEEP_EP_DEVICE void post_to(const LowLatencyCombineParams& params, CallPoster<Call>& poster, Place<Cell> selections) {
   const LowLatencyParams& common = params.common;
   const Call& call = poster.call;
   const int peer = poster.peer;
@@ -213,7 +197,7 @@ DEEP_EP_DEVICE void post_to(const LowLatencyCombineParams& params, CallPoster<Ca
   const auto has_sum = [&](int token) {  // has a rank of this node an expert of the token, as the peer has announced?
     bool has = false;
     for (int k = 0; k < params.num_topk; ++k) {
-      has = announced_member(params, call, meaning, peer, token, k) >= 0 || has;
+      has = call.announced_member(peer, token, k) >= 0 || has;
     }
     return has;
   };
@@ -244,60 +228,71 @@ template <class Call>
 DEEP_EP_DEVICE void post_combine(const LowLatencyCombineParams& params, const Call& call, std::uint64_t received,
                                  const CombineShared& shared) {
   const LowLatencyParams& common = params.common;
-  const std::uint32_t meaning = shared.words->meaning;
   const Place<Cell> staged = common.staging.selections.at(call.epoch, block_index() - common.working_blocks);
   if (sends(params.phase) && call.first_posted() < common.num_far) {
     block::each(params.num_tokens * params.num_topk, [&](int i) {
-      Selection::load(params, i / params.num_topk, i % params.num_topk)
-          .announce(params, staged.in(common.local) + i, call.epoch, meaning);
+      call.announce(Selection::load(params, i / params.num_topk, i % params.num_topk), staged.in(common.local) + i);
     });
   }
   block::sync();
   serve_lane(call, received, sends(params.phase), shared.posters,
-             [&](CallPoster<Call>& poster) { post_to(params, poster, meaning, staged); });
+             [&](CallPoster<Call>& poster) { post_to(params, poster, staged); });
 }
 
 // By rails every warp of a block shares the row that it adds.
 static_assert(kernels::combine_low_latency_rdma::kMaxThreads / 32 <= LowLatencyStaging::kMostWarpsPerRow);
 
-/// kRdma: some ranks are reached by RDMA. kWeighted: the weights came with the dispatch. Kernels of their own, so that
-/// the first one does not carry their registers and instructions.
-template <bool kRdma, bool kWeighted>
+/// kRdma: some ranks are reached by RDMA. kWeighted: the weights came with the dispatch. kUnreduced: rows travel as the
+/// experts left them. Kernels of their own, so that the first one does not carry their registers and instructions.
+template <bool kRdma, bool kWeighted, bool kUnreduced = false>
 DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byte* memory) {
-  using Call = CombineCall<kRdma>;
+  using Adder = CombineAdder<kRdma, kUnreduced>;
+  using Call = typename Adder::Call;
+  using Pusher = std::conditional_t<kUnreduced, UnreducedPusher, CombinePusher<Call, kWeighted>>;
+  constexpr bool kAnnounced = !kWeighted && !kUnreduced;
   const LowLatencyParams& common = params.common;
   const CombineWire wire{params.hidden};
-  const bool masks = common.mask != nullptr;
+  const bool masks = kAnnounced && common.mask != nullptr;
+  const bool sends_part = sends(params.phase);
   const int warp = warp_index();
-  const int groups = sends(params.phase) ? block_warps() / params.warps_per_row : 0;
-  const int group = warp / params.warps_per_row;
-  const CombineShared shared(Carver(memory), 0);
-  const Call no_call(common, 0, params.row_bytes);
-  const bool posts = no_call.is_poster();
-  const bool pushes = group < groups && !posts;
-
-  // 1. Loads under way.
   const bool last_warp = warp == block_warps() - 1;
-  CombinePusher<Call, kWeighted> pusher{
-      params, wire, {params, group, groups}, warp % params.warps_per_row, shared.words->meaning};
-  if (pushes) pusher.load_first(last_warp);
-  LowLatencyCounters& counters = common.counters(LowLatencyKind::combine);
-  const bool acknowledges_itself = kWeighted && params.phase == LowLatencyPhase::receive;
-  const bool announces = sends(params.phase) && !posts && !kWeighted;
-  Selection first{};  // see announce()
-  std::uint64_t acknowledged = 0;
-  if (announces && block_index() < params.num_tokens && thread_index() < common.num_ranks * params.num_topk) {
-    first = Selection::load(params, block_index(), thread_index() % params.num_topk);
-    acknowledged = no_call.load_acknowledged(thread_index() / params.num_topk);
-  }
+  const int groups = sends_part ? block_warps() / params.warps_per_row : 0;
+  const int group = warp / params.warps_per_row;
+  const int held_up = kUnreduced ? groups * params.held_up(groups * common.working_blocks) : 0;
+  const CombineShared shared(Carver(memory), common.num_ranks, 0, held_up);
+  const bool posts = kRdma && block_index() >= common.working_blocks;
+  const bool pushes = group < groups && !posts;
+  const bool announces = kAnnounced && sends_part && !posts;
+  // The tokens of this block. Unreduced two blocks share one if there are so many, and the last block has none.
+  const int by_two = kUnreduced && 2 * params.num_tokens <= common.working_blocks ? 1 : 0;
+  const int first = kUnreduced && block_index() >= common.working_blocks ? params.num_tokens : block_index() >> by_two;
+
+  // 1. Loads under way: the first row to push; the selection that this thread announces first, or those of the first
+  // token to add.
+  Pusher pusher{{params, wire, shared, group, groups, warp % params.warps_per_row}};
+  if (pushes) pusher.load_first(kUnreduced);
+  block::each(held_up, [&](int i) { shared.pushed[i] = 0; });
+  Selection loaded{};
+  const int k = kUnreduced ? lane_index() : thread_index() % params.num_topk;
+  const bool loads = kUnreduced ? !sends_part && k < params.num_topk
+                                : announces && thread_index() < common.num_ranks * params.num_topk;
+  if (loads && first < params.num_tokens) loaded = Selection::load(params, first, k);
 
   // 2. Which call is this? The last warp then does what no other waits for: it tells the peers which call this rank is
-  // done with, and moves the counters on.
-  const LowLatencyEpochs epochs = read_epochs(params, *shared.words, last_warp);
-  const Call sending(common, epochs.send, params.row_bytes);
+  // done with, and moves the counters on. With two calls in flight the next one may be what waits for room: so calls in
+  // two launches that nobody announces are acknowledged, and counted, when all is done.
+  shared.prepare(params, last_warp);
+  block::sync();
+  const LowLatencyEpochs epochs = shared.words->epochs;
+  const std::uint32_t& meaning = shared.words->meaning;
+  const Call sending(params, epochs.send, meaning), receiving(params, epochs.receive, meaning);
+  LowLatencyCounters& counters = common.counters(LowLatencyKind::combine);
+  const bool counts_at_end = kUnreduced || (kWeighted && !sends_part);
   if (last_warp) {
-    if (block_index() == 0) sending.acknowledge_all(epochs.receive - 1, masks && sends(params.phase));
-    if (lane_index() == 0 && !acknowledges_itself) counters.arrive(epochs, params.phase);
+    if (block_index() == 0 && (kAnnounced || sends_part)) {
+      sending.acknowledge_all(epochs.receive - 1, masks && sends_part);
+    }
+    if (lane_index() == 0 && !counts_at_end) counters.arrive(epochs, params.phase);
     warp::sync();
   }
   if constexpr (kRdma) {
@@ -305,31 +300,42 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   }
 
   // 3. As owner, tell the expert ranks which of their rows count, and how much. As expert side, push rows.
-  if (announces) announce(params, sending, shared.words->meaning, first, acknowledged);
+  if constexpr (kAnnounced) {
+    if (announces) announce(params, sending, shared, loaded);
+  }
   if (pushes) pusher.push_all(sending);
-  if (last_warp && block_index() == 0 && masks && sends(params.phase)) {  // until all ranks that will come have begun
+  if (last_warp && block_index() == 0 && masks && sends_part) {  // until all ranks that will come have begun
     warp::each(common.num_ranks, [&](int peer) {
       if (!masked(common, peer)) sending.await_progress(peer, 0, Wanted::low_latency_combine_selection);
     });
   }
-  if (!receives(params.phase)) return;
 
   // 4. Add up the rows that come; where ranks are masked, with the same ranks in all tokens.
-  const Call receiving(common, epochs.receive, params.row_bytes);
-  if (kWeighted && last_warp && block_index() == grid_blocks() - 1) {  // no sender has looked
-    await_meanings(receiving, Wanted::low_latency_combine_selection, shared.words->meaning);
+  if (receives(params.phase)) {
+    if (!kAnnounced && last_warp && block_index() == grid_blocks() - 1) receiving.await_meanings();
+    const int member = (block_index() & by_two) * block_warps() + warp;
+    const Adder adder{params, wire, receiving, member, block_warps() << by_two, loaded, first};
+    const int step = common.working_blocks >> by_two;
+    if constexpr (kAnnounced) {
+      receive_with_masks(common, LowLatencyKind::combine, *shared.words,
+                         [&](bool again) { adder.add_all(again ? 0 : first, again ? 1 : step); });
+    } else {
+      adder.add_all(first, step);
+    }
   }
-  const CombineAdder<kRdma> adder{params, wire, receiving, shared.words->meaning, warp, block_warps()};
-  receive_with_masks(common, LowLatencyKind::combine, shared.words->masks,
-                     [&](bool again) { adder.add_all(again ? 0 : block_index(), again ? 1 : common.working_blocks); });
-  if (!acknowledges_itself) return;
+  if (!counts_at_end) return;
 
-  // 5. With two calls in flight the next one may be what waits for room: so the last block acknowledges this one.
+  // 5. The last block counts the call, and if it is not over tells the peers: that all rows are there (what others
+  // wrote in a send part is ordered before), or that they may send the call after the next (and what they read).
   block::sync();
-  const bool last = thread_index() == 0 && counters.arrive(epochs, params.phase);
+  const bool last =
+      thread_index() == 0 && (kUnreduced && sends_part ? counters.arrive<Scope::system>(epochs, params.phase)
+                                                       : counters.arrive(epochs, params.phase));
   if (warp != 0 || !warp::any(last && !aborted(common.wait))) return;
   warp::sync();
-  receiving.acknowledge_all(epochs.receive);
+  if (!sends_part) return receiving.acknowledge_all(epochs.receive);
+  fence<Scope::system>();  // releases what all blocks have sent
+  sending.announce_meaning();
 }
 
 }  // namespace deep_ep::device::low_latency
@@ -337,3 +343,4 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
 DEEP_EP_DEFINE_KERNEL(combine_low_latency, (deep_ep::device::low_latency::combine_body<false, false>))
 DEEP_EP_DEFINE_KERNEL(combine_low_latency_weighted, (deep_ep::device::low_latency::combine_body<false, true>))
 DEEP_EP_DEFINE_KERNEL(combine_low_latency_rdma, (deep_ep::device::low_latency::combine_body<true, false>))
+DEEP_EP_DEFINE_KERNEL(combine_low_latency_unreduced, (deep_ep::device::low_latency::combine_body<false, false, true>))

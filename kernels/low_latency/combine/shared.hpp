@@ -1,5 +1,5 @@
-// What both kernels of the low-latency combine share: rows as they travel, what the owner of tokens selects, shared
-// memory of a block, how it learns which call it is in, and the rows that the dispatch brought.
+// What the sides of the low-latency combine share: rows as they travel, what the owner of tokens selects, shared memory
+// of a block, how it learns which call it is in, and the rows that the dispatch brought.
 #pragma once
 
 #include <cmath>
@@ -33,19 +33,6 @@ struct CombineWire {
   }
 };
 
-/// The part of a row's channels that one of `warps` warps works on: every `warps`-th piece, step by step.
-struct WarpShare {
-  int warp;
-  Divisor warps;
-
-  DEEP_EP_DEVICE int steps(const CombineWire& wire) const { return (wire.pieces() - warp + warps - 1) / warps; }
-  /// The lane's line of the first step, and how far on that of the next one is.
-  DEEP_EP_DEVICE std::uint32_t first_line() const {
-    return static_cast<std::uint32_t>(warp * kWarpLines + LineLane().line);
-  }
-  DEEP_EP_DEVICE std::uint32_t step() const { return static_cast<std::uint32_t>(warps * kWarpLines); }
-};
-
 DEEP_EP_DEVICE void add_weighted(float (&sum)[8], const Vec16& vector, float weight) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -54,18 +41,11 @@ DEEP_EP_DEVICE void add_weighted(float (&sum)[8], const Vec16& vector, float wei
   }
 }
 
-/// What ranks mean by the call: its shape, and the dispatch that the handle is of.
-DEEP_EP_DEVICE std::uint32_t meaning_of(const LowLatencyCombineParams& params) {
-  return params.call_shape ^ static_cast<std::uint32_t>(load_stream(params.table().epoch()));
-}
-
-/// A selection at the time of combine. At the head of a call owners announce to every rank, in cells, which experts
-/// their tokens select now, and with which weights: they no longer know which ranks hold rows of their tokens. A cell
-/// has all of meaning_of(): its lower half beside expert and weight in
-/// the payload, its upper half above the epoch.
+/// A selection at the time of combine.
 struct Selection {
   std::int64_t index;  ///< of the caller's table, which nothing has to wait for yet; or of a cell
   float weight;
+  bool known = true;  ///< see CombineCall::load_announced()
 
   /// Of this rank's token.
   DEEP_EP_DEVICE static Selection load(const LowLatencyCombineParams& params, int token, int k) {
@@ -76,118 +56,122 @@ struct Selection {
   DEEP_EP_DEVICE int expert(const LowLatencyCombineParams& params) const {
     return expert_of(index, params.num_experts());
   }
-  DEEP_EP_DEVICE void announce(const LowLatencyCombineParams& params, Cell* cell, std::uint64_t epoch,
-                               std::uint32_t meaning) const {
-    const std::uint32_t low = meaning << 16 | (static_cast<std::uint32_t>(expert(params)) & 0xffffu);
-    store_cell(cell, std::uint64_t{bits_of(weight)} << 32 | low, std::uint64_t{meaning >> 16} << kEpochBits | epoch);
-  }
-
-  static constexpr int kEpochBits = 48;  ///< as many as progress_value() has
-  DEEP_EP_DEVICE static std::uint64_t epoch_in(const Cell& cell) {
-    return cell.epoch & ((std::uint64_t{1} << kEpochBits) - 1);
-  }
-  DEEP_EP_DEVICE static std::uint32_t meaning_in(const Cell& cell) {
-    return static_cast<std::uint32_t>(cell.epoch >> kEpochBits) << 16 | static_cast<std::uint32_t>(cell.payload) >> 16;
-  }
 };
 
-/// One of the owner's selections as it has announced it. False: not yet; or there is no such token; or the owner means
-/// another call than ours, of this `meaning`, which ends it.
-template <class Call>
-DEEP_EP_DEVICE bool load_announced(const Call& call, std::uint32_t meaning, int owner, const Cell* selection,
-                                   Selection& announced) {
-  const Cell cell = load_cell(selection);
-  announced.index = static_cast<std::int64_t>(cell.payload & 0xffffu);
-  announced.weight = float_from_bits(static_cast<std::uint32_t>(cell.payload >> 32));
-  if (Selection::epoch_in(cell) < call.epoch) return false;
-  const std::uint32_t theirs = Selection::meaning_in(cell);
-  if (theirs != meaning) refuse_call(call.common, owner, 0, meaning, theirs);
-  return theirs == meaning;
-}
-/// The rank of this node that selection `k` of a token names, once the owner has announced all; negative: none.
-template <class Call>
-DEEP_EP_DEVICE int announced_member(const LowLatencyCombineParams& params, const Call& call, std::uint32_t meaning,
-                                    int owner, int token, int k) {
-  Selection announced;
-  const Cell* const selection = call.selections(owner) + token * params.num_topk + k;
-  if (!load_announced(call, meaning, owner, selection, announced)) return -1;
-  const int rank = params.rank_of(announced.expert(params));
-  return rank >= 0 && call.in_own_node(rank) ? rank : -1;
-}
+/// At the head of a combine owners announce to every rank, in cells, which experts their tokens select now, and with
+/// which weights: they no longer know which ranks hold rows of their tokens.
+template <bool kRdma>
+struct CombineCall : RankCall<LowLatencyKind::combine, kRdma> {
+  using Base = RankCall<LowLatencyKind::combine, kRdma>;
+  using Base::common, Base::epoch, Base::node, Base::row;
+  const LowLatencyCombineParams& params;
+  const std::uint32_t& meaning;  ///< see CombineShared
 
-/// By one warp: tells all ranks what this one means by the call, in place of its first selection. There is room.
-template <class Call>
-DEEP_EP_DEVICE void announce_meaning(const LowLatencyCombineParams& params, const Call& call, std::uint32_t meaning) {
-  const Place<Cell> told = params.common.window.selections.at(call.epoch, params.common.rank);
-  warp::each(params.common.num_ranks, [&](int peer) {
-    Selection{-1, 0.0f}.announce(params, told.in(params.common.heaps[peer]), call.epoch, meaning);
-  });
-}
-/// By one warp: waits until all ranks have, acquiring what they sent before. All mean the same call, or it is over.
-template <class Call>
-DEEP_EP_DEVICE void await_meanings(const Call& call, Wanted wanted, std::uint32_t meaning) {
-  warp::each(call.common.num_ranks, [&](int peer) {
-    wait_until(call.policy(), {peer, wanted, call.epoch}, [&](const Poll&) {
-      Selection none;
-      return load_announced(call, meaning, peer, call.selections(peer), none);
+  DEEP_EP_DEVICE CombineCall(const LowLatencyCombineParams& of_call, std::uint64_t number, const std::uint32_t& means)
+      : Base{of_call.common, number, of_call.row_bytes}, params(of_call), meaning(means) {}
+
+  /// Announces a selection of this rank. A cell has all of the meaning: its lower half beside expert and weight in the
+  /// payload, its upper half above the epoch.
+  DEEP_EP_DEVICE void announce(const Selection& selection, Cell* cell) const {
+    const std::uint32_t low = meaning << 16 | (static_cast<std::uint32_t>(selection.expert(params)) & 0xffffu);
+    store_cell(cell, std::uint64_t{bits_of(selection.weight)} << 32 | low,
+               std::uint64_t{meaning >> 16} << kEpochBits | epoch);
+  }
+  /// One of the owner's selections as it has announced it. It is not known yet; or there is no such token; or the owner
+  /// means another call than ours, which ends it. Of a far owner once has_begun() says so.
+  DEEP_EP_DEVICE Selection load_announced(int owner, int selection = 0) const {
+    const Cell cell = load_cell(common.window.selections.at(epoch, owner).in(common.local) + selection);
+    const auto low = static_cast<std::uint32_t>(cell.payload);
+    const std::uint32_t theirs = static_cast<std::uint32_t>(cell.epoch >> kEpochBits) << 16 | low >> 16;
+    const bool came = (cell.epoch & ((std::uint64_t{1} << kEpochBits) - 1)) >= epoch;
+    if (came && theirs != meaning) refuse_call(common, owner, 0, meaning, theirs);
+    return {low & 0xffffu, float_from_bits(static_cast<std::uint32_t>(cell.payload >> 32)), came && theirs == meaning};
+  }
+  /// By a whole warp: waits until a far owner has announced its selections, acquiring them.
+  DEEP_EP_DEVICE bool await_announced(int far_owner) const {
+    return this->template await_progress<WholeWarp>(far_owner, 0, Wanted::low_latency_combine_selection);
+  }
+  /// The rank of this node that selection `k` of a token names, once the owner has announced all; negative: none.
+  DEEP_EP_DEVICE int announced_member(int owner, int token, int k) const {
+    const Selection announced = load_announced(owner, token * params.num_topk + k);
+    const int rank = announced.known ? params.rank_of(announced.expert(params)) : -1;
+    return rank >= 0 && this->in_own_node(rank) ? rank : -1;
+  }
+
+  /// By one warp: tells all ranks what this one means by the call, in place of its first selection. There is room.
+  DEEP_EP_DEVICE void announce_meaning() const {
+    const Place<Cell> told = common.window.selections.at(epoch, common.rank);
+    warp::each(common.num_ranks, [&](int peer) { announce({-1, 0.0f}, told.in(common.heaps[peer])); });
+  }
+  /// By one warp: waits until all ranks have, acquiring what they sent before. All mean the same call, or it is over.
+  DEEP_EP_DEVICE void await_meanings() const {
+    warp::each(common.num_ranks, [&](int peer) {
+      wait_until(*this, {peer, Wanted::low_latency_combine_rows, epoch},
+                 [&](const Poll&) { return load_announced(peer).known; });
+      fence<Scope::system>();
     });
-    fence<Scope::system>();
-  });
-}
+  }
 
-/// The call that the rank with the lane's number has acknowledged, for await_room(). The warp that reads the counters
-/// does not look: its loads come after what it has acquired, and the block waits for what that warp loads next.
-template <class Call>
-DEEP_EP_DEVICE std::uint64_t load_room(const Call& no_call, bool reads_counters) {
-  return reads_counters || lane_index() >= no_call.common.num_ranks ? 0 : no_call.load_acknowledged(lane_index());
-}
-/// By a whole warp: waits until ranks, so many from the `first` on, have room for rows that wait for no announcement of
-/// theirs. False: the call is over.
-template <class Call>
-DEEP_EP_DEVICE bool await_room(const Call& call, int first, int count, std::uint64_t acknowledged) {
-  bool there = true;
-  warp::each(count, [&](int i) {
-    const bool known = first + i == lane_index() && call.has_room(acknowledged);
-    if (!known) there = call.await_room(first + i) && there;
-  });
-  return warp::agree(there);  // what follows in other lanes comes after the ranks' reads
-}
+  /// By a whole warp: its part of the row is there, or of no use to the owner. Releases it to the poster.
+  DEEP_EP_DEVICE void hand_over(int owner, int index, int warp) const {
+    warp::sync();
+    if (lane_index() == 0) store_release<Scope::system>(this->staged_flag(owner, index, warp), epoch);
+  }
+  /// By rails, in the relay's heap: the row of `member` of its node for a token of far `owner`. A relay does not put
+  /// its own into the window: that place is for the rows that the owner has for it.
+  DEEP_EP_DEVICE Place<std::byte> row_of_member(int owner, int member, int token) const {
+    if (this->relay(owner) == member) return this->relayed_row(node(owner), token);
+    const int width = common.rail_width;
+    return row(node(owner) * width + member % width, token);
+  }
+
+ private:
+  static constexpr int kEpochBits = 48;  ///< as many as progress_value() has
+};
 
 struct CombineShared {
-  struct Words {
-    LowLatencyEpochs epochs;
-    std::uint32_t meaning;  ///< see meaning_of()
-    MaskWords masks;
+  struct Words : CallWords {
+    std::uint32_t meaning;  ///< what ranks mean by the call: its shape, and the dispatch that the handle is of
   };
 
   Words* words;
-  RdmaPeerParams* posters;  ///< in blocks that post, instead of the rest: of each warp
-  std::uint32_t* pushed;    ///< of a send part that signals hold up: see UnreducedPusher
+  std::uint64_t* acknowledged;  ///< [ranks], sending: what each rank had acknowledged when the block began
+  RdmaPeerParams* posters;      ///< in blocks that post, instead of the rest: of each warp
+  std::uint32_t* pushed;        ///< of rows that signals hold up, group by group: a bit for each selection that has left
   std::size_t bytes;
 
   /// `poster_warps`: 0 where nothing is posted. `rows`: that signals may hold up.
-  DEEP_EP_HOST_DEVICE CombineShared(Carver carver, int poster_warps, int rows = 0) {
+  DEEP_EP_HOST_DEVICE CombineShared(Carver carver, int num_ranks, int poster_warps, int rows) {
     words = carver.take<Words>();
+    acknowledged = carver.take<std::uint64_t>(static_cast<std::size_t>(num_ranks));
     posters = carver.take<RdmaPeerParams>(static_cast<std::size_t>(poster_warps), kLine);
     pushed = carver.take<std::uint32_t>(static_cast<std::size_t>(rows), kLine);
     bytes = carver.bytes();
   }
-};
 
-/// Which call is this? By all threads of the block: one warp reads the counters for all. They are loaded before
-/// anything is stored, so that the block waits once.
-DEEP_EP_DEVICE LowLatencyEpochs read_epochs(const LowLatencyCombineParams& params, CombineShared::Words& shared,
-                                            bool reads) {
-  if (reads && lane_index() == 0) {
-    const std::uint32_t meaning = meaning_of(params);
-    const LowLatencyEpochs epochs = params.common.counters(LowLatencyKind::combine).epochs();
-    shared.meaning = meaning;
-    shared.epochs = epochs;
-    note_masks(params.common, shared.masks);
+  /// By all threads of the block, which syncs after it. One warp `reads` which call this is. It does so before anything
+  /// is stored, so that the block waits once; and others look at what ranks have acknowledged meanwhile.
+  DEEP_EP_DEVICE void prepare(const LowLatencyCombineParams& params, bool reads) const {
+    const LowLatencyParams& common = params.common;
+    if (reads && lane_index() == 0) {
+      const auto dispatch = static_cast<std::uint32_t>(load_stream(params.table().epoch()));
+      words->read(common, LowLatencyKind::combine);
+      words->meaning = params.call_shape ^ dispatch;
+    }
+    if (!sends(params.phase)) return;
+    block::each(common.num_ranks, [&](int rank) {
+      acknowledged[rank] = RankCall<LowLatencyKind::combine, false>{common, 0, 0}.load_acknowledged(rank);
+    });
   }
-  block::sync();
-  return shared.epochs;
-}
+  /// By a whole warp: waits until ranks, so many from the `first` on, have room for rows that wait for no announcement
+  /// of theirs. False: the call is over.
+  template <class Call>
+  DEEP_EP_DEVICE bool await_room(const Call& call, int first, int count) const {
+    bool there = true;
+    warp::each(count, [&](int i) { there = call.await_room(first + i, acknowledged[first + i]) && there; });
+    return warp::agree(there);  // what follows in other lanes comes after the ranks' reads
+  }
+};
 
 /// A row that the dispatch brought, as a warp of the expert side remembers it.
 struct CombineRow {
@@ -197,16 +181,21 @@ struct CombineRow {
   std::int32_t position;  ///< in each lane that of a selection, negative: not on this rank
 };
 
-/// Groups of warps take the rows in turn. Neighbouring rows belong to different owners: all links are busy at once.
-struct ReceivedRows {
+/// The expert side. Groups of warps take the rows in turn, and the warps of a group share a row by its pieces.
+/// Neighbouring rows belong to different owners: all links are busy at once.
+struct RowPusher {
   const LowLatencyCombineParams& params;
+  const CombineWire& wire;
+  const CombineShared& shared;
   int group, groups;      ///< in the block
+  int warp;               ///< in the group
   int sharing = 0;        ///< so many groups share a row: a power of two, by its exponent
   CombineRow first{};     ///< the group's first row
   std::int32_t most = 0;  ///< rows of any source that this lane has seen
 
-  /// Starts the loads that do not depend on the call.
-  DEEP_EP_DEVICE void load_first() {
+  /// Starts the loads that do not depend on the call. `shares`: more groups than rows share the selections of a row.
+  DEEP_EP_DEVICE void load_first(bool shares) {
+    while (shares && params.expert_rows() << (sharing + 1) <= step() && 1 << sharing < params.num_topk) ++sharing;
     first = load_row(first_item() >> sharing);
     most = most_rows();
   }
@@ -227,6 +216,18 @@ struct ReceivedRows {
 
   /// Groups of the grid.
   DEEP_EP_DEVICE int step() const { return groups * params.common.working_blocks; }
+
+  // Of a row this warp works on every warps_per_row-th piece, step by step.
+  DEEP_EP_DEVICE int line_steps() const {
+    return (wire.pieces() - warp + params.warps_per_row - 1) / params.warps_per_row;
+  }
+  /// The lane's line of the first step, and how far on that of the next one is.
+  DEEP_EP_DEVICE std::uint32_t first_line() const {
+    return static_cast<std::uint32_t>(warp * kWarpLines + LineLane().line);
+  }
+  DEEP_EP_DEVICE std::uint32_t line_step() const {
+    return static_cast<std::uint32_t>(params.warps_per_row * kWarpLines);
+  }
 
  private:
   /// Block by block rather than group by group: with few rows every SM has some.

@@ -66,15 +66,12 @@ DEEP_EP_DEVICE void post_to(const DispatchSender<true>& sender, CallPoster<Dispa
 /// By every block: what it must know before anything else. The block syncs after it.
 DEEP_EP_DEVICE void prepare(const LowLatencyDispatchParams& params, const DispatchShared& shared) {
   const LowLatencyParams& common = params.common;
-  if (thread_index() == 0) {
-    shared.words->epochs = common.counters(LowLatencyKind::dispatch).epochs();
-    note_masks(common, shared.words->masks);
-  }
+  if (thread_index() == 0) shared.words->read(common, LowLatencyKind::dispatch);
   if (common.mask != nullptr) block::sync();
   block::each(common.num_ranks, [&](int rank) {
     shared.heaps[rank] = common.heaps[rank];
     shared.left_out[rank] = masked(common, rank) ? 1 : 0;
-    if (sends(params.phase)) shared.acknowledged[rank] = DispatchCall<false>(common, 0, 0).load_acknowledged(rank);
+    if (sends(params.phase)) shared.acknowledged[rank] = DispatchCall<false>{common, 0, 0}.load_acknowledged(rank);
   });
 }
 
@@ -98,8 +95,7 @@ DEEP_EP_DEVICE void post_dispatch(DispatchSender<true>& sender) {
 template <bool kRdma, bool kWeighted>
 DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::byte* memory) {
   const LowLatencyParams& common = params.common;
-  const Topology<kRdma> ranks{common};
-  const LowLatencyRow row = params.row(ranks.uses_rails(), kWeighted);
+  const LowLatencyRow row = params.row(kRdma && common.rail_width != 0, kWeighted);
   const bool sending = sends(params.phase);
   const DispatchShared shared(Carver(memory), common.num_ranks, params.num_experts(), sending ? row.stage_bytes() : 0,
                               0);
@@ -107,7 +103,7 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
   DispatchSender<kRdma> sender{params, shared, row};
 
   if constexpr (kRdma) {
-    if (ranks.is_poster()) return post_dispatch(sender);
+    if (block_index() >= common.working_blocks) return post_dispatch(sender);
   }
 
   // 1. Loads under way, and which call this is.
@@ -133,7 +129,7 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
   }
   if (acknowledges) {  // before anything waits for room: the peer may wait for ours
     warp::each(common.num_ranks, [&](int peer) {
-      if (load_relaxed<Scope::block>(&shared.left_out[peer]) != 0 || ranks.is_far(peer)) return;
+      if (load_relaxed<Scope::block>(&shared.left_out[peer]) != 0 || sender.call().is_far(peer)) return;
       const Place<std::uint64_t> word = sender.call().own_word(LowLatencyMailbox::kAcknowledged);
       store_relaxed<Scope::system>(word.in(shared.heaps[peer]), words.epochs.receive - 1);
     });
@@ -151,7 +147,7 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
   const Divisor& parts = params.warps_per_row;
   int group = warp_index() / parts * common.working_blocks + block_index();
   int groups = block_warps() / parts * common.working_blocks;
-  const bool last = receive_with_masks(common, LowLatencyKind::dispatch, shared.words->masks, [&](bool again) {
+  const bool last = receive_with_masks(common, LowLatencyKind::dispatch, *shared.words, [&](bool again) {
     if (again) {  // alone
       group = warp_index() / parts;
       groups = block_warps() / parts;

@@ -91,7 +91,7 @@ struct DispatchReceiver {
       missed = clock_cycles();
       return false;
     };
-    if (!wait_until(call().policy(), {source, Wanted::low_latency_dispatch_counts, epoch()}, arrived)) {
+    if (!wait_until(call(), {source, Wanted::low_latency_dispatch_counts, epoch()}, arrived)) {
       store_relaxed<Scope::block>(&shared.left_out[source], 1);
       return;
     }
@@ -102,7 +102,7 @@ struct DispatchReceiver {
       if (local + 1 < params.num_local_experts) entries(source, local + 1) = static_cast<std::uint32_t>(payload >> 32);
       return;
     }
-    const CountHead head = CountHead::unpack(payload);
+    const auto head = __builtin_bit_cast(CountHead, payload);
     shared.rows[source] = head.rows;
     if (kRdma) shared.relayed[source] = head.relayed;
     if (head.call_shape != params.call_shape) {
@@ -215,11 +215,16 @@ struct DispatchReceiver {
     }
   };
 
+  /// The rank to wait for if a row of `source` is missing: by rails the relay of this node that hands it on. A relay
+  /// itself tells for which rank it has waited.
+  DEEP_EP_DEVICE Awaited row_of(int source) const {
+    const bool relayed = call().uses_rails() && call().is_far(source) && !call().is_relay(source);
+    return {relayed ? call().relay(source) : source, Wanted::low_latency_dispatch_rows, epoch()};
+  }
   /// Waits for those that are missing. False: they will not come.
   DEEP_EP_DEVICE bool await(int source, Lines& lines) const {
-    const Awaited awaited{call().deliverer(source), Wanted::low_latency_dispatch_rows, epoch()};
     const LineLane lane;
-    return wait_until<WholeWarp>(call().policy(), awaited, [&](const Poll& look) {
+    return wait_until<WholeWarp>(call(), row_of(source), [&](const Poll& look) {
       return lines.poll(
           look.thorough, [&](int) { return epoch(); }, [&](int i) { return lines.row + lane.byte_at(lines.line(i)); },
           [&](int i) { return lines.is_line(i); });
@@ -266,8 +271,7 @@ struct DispatchReceiver {
       // Rare: there are more than fit into the first lines.
       if (warp::all(lane.payload_at(line + kWarpLines) >= row.scales_end())) return true;
       line += kWarpLines;
-      const Awaited awaited{call().deliverer(source), Wanted::low_latency_dispatch_rows, epoch()};
-      const bool there = wait_until<WholeWarp>(call().policy(), awaited, [&](const Poll&) {
+      const bool there = wait_until<WholeWarp>(call(), row_of(source), [&](const Poll&) {
         part = load_line(lines.row + lane.byte_at(line), line < lines.lines);
         return all_tagged(part, epoch(), line < lines.lines);
       });

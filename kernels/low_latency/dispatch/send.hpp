@@ -8,9 +8,7 @@
 namespace deep_ep::device::low_latency {
 
 struct DispatchShared {
-  struct Words {
-    LowLatencyEpochs epochs;
-    MaskWords masks;
+  struct Words : CallWords {
     std::int32_t destinations;  ///< of the current token
     std::int32_t staged;        ///< one of them is the staging memory, for far ranks
     std::int32_t failed;        ///< a wait was called off: the call is over
@@ -98,16 +96,8 @@ DEEP_EP_DEVICE std::uint64_t to_e4m3(const Vec16& value, Scaled scaled) {
 
 /// The first cell of the counts: rows, rows to hand on (by rails), and a check that the ranks mean the same call.
 struct CountHead {
-  std::uint32_t rows, relayed;  ///< at most kMostLowLatencyTokens
+  std::uint16_t rows, relayed;  ///< at most kMostLowLatencyTokens
   std::uint32_t call_shape;
-
-  DEEP_EP_DEVICE std::uint64_t packed() const {
-    return static_cast<std::uint64_t>(call_shape) << 32 | relayed << 16 | rows;
-  }
-  DEEP_EP_DEVICE static CountHead unpack(std::uint64_t payload) {
-    const auto low = static_cast<std::uint32_t>(payload);
-    return {low & 0xffffu, low >> 16, static_cast<std::uint32_t>(payload >> 32)};
-  }
 };
 
 template <bool kRdma>
@@ -244,7 +234,7 @@ struct DispatchSender {
     float inverse = scale.inverse;
     if (row.format == LowLatencyFormat::fp8_aligned) {
       inverse = aligned_fp8_scale(amax);
-      payload<std::uint64_t>()[at] = to_e4m3(value, [&](float x) { return rounded_quotient(x, inverse); });
+      payload<std::uint64_t>()[at] = to_e4m3(value, [&](float x) { return x / inverse; });
     } else {
       payload<std::uint64_t>()[at] = to_e4m3(value, [&](float x) { return x * scale.multiplier; });
     }
@@ -273,7 +263,7 @@ struct DispatchSender {
   /// is left out, as one that does not make any.
   DEEP_EP_DEVICE bool await_room(int rank) const {
     if (load_relaxed<Scope::block>(&shared.left_out[rank]) != 0) return false;
-    if (call().has_room(shared.acknowledged[rank]) || call().await_room(rank)) return true;
+    if (call().await_room(rank, shared.acknowledged[rank])) return true;
     store_relaxed<Scope::block>(&shared.left_out[rank], 1);
     return false;
   }
@@ -369,12 +359,12 @@ struct DispatchSender {
   DEEP_EP_DEVICE std::uint64_t count_payload(int rank, int cell, std::uint32_t relayed = 0) const {
     const std::uint32_t* entries = shared.entries + rank * params.num_local_experts;
     const int local = 2 * (cell - 1);
-    std::uint64_t payload = CountHead{shared.rows[rank], relayed, params.call_shape}.packed();
-    if (cell > 0) {
-      payload = entries[local];
-      if (local + 1 < params.num_local_experts) payload |= static_cast<std::uint64_t>(entries[local + 1]) << 32;
+    if (cell == 0) {
+      return __builtin_bit_cast(std::uint64_t, CountHead{static_cast<std::uint16_t>(shared.rows[rank]),
+                                                         static_cast<std::uint16_t>(relayed), params.call_shape});
     }
-    return payload;
+    const std::uint64_t second = local + 1 < params.num_local_experts ? entries[local + 1] : 0;
+    return second << 32 | entries[local];
   }
 
   /// By block 0, when all tokens are counted: tells every rank how many rows and entries it gets, once there is room.

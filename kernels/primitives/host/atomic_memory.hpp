@@ -82,8 +82,7 @@ T fetch_add(T* p, T value, int order) {
   return old;
 }
 
-template <class T>
-T compare_exchange(T* p, T expected, T desired) {
+inline std::uint64_t compare_exchange(std::uint64_t* p, std::uint64_t expected, std::uint64_t desired) {
   interleave();
   note_acquire();
   __atomic_compare_exchange_n(p, &expected, desired, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
@@ -107,52 +106,26 @@ inline std::uint64_t now_ns() {
 
 }  // namespace deep_ep::host_machine
 
-namespace deep_ep::device {
-
-#define DEEP_EP_HOST_LOAD(NAME, ORDER)   \
-  template <Scope S, detail::Word T>     \
-  T NAME(const T* p) {                   \
-    host_machine::check_space<S>(p);     \
-    return host_machine::load(p, ORDER); \
+#define DEEP_EP_WORD_LOAD(NAME, PTX_ORDER, ORDER) \
+  template <Scope S, detail::Word T>              \
+  T NAME(const T* p) {                            \
+    host_machine::check_space<S>(p);              \
+    return host_machine::load(p, ORDER);          \
   }
-#define DEEP_EP_HOST_WRITE(RESULT, NAME, OPERATION, ORDER)                \
-  template <Scope S, detail::Word T>                                      \
-  RESULT NAME(T* p, std::type_identity_t<T> value) {                      \
-    host_machine::check_space<S>(p);                                      \
-    return static_cast<RESULT>(host_machine::OPERATION(p, value, ORDER)); \
+#define DEEP_EP_WORD_WRITE(NAME, PTX_OPERATION, PTX_BEFORE_TYPE, OPERATION, ORDER) \
+  template <Scope S, detail::Word T>                                               \
+  void NAME(T* p, std::type_identity_t<T> value) {                                 \
+    host_machine::check_space<S>(p);                                               \
+    host_machine::OPERATION(p, value, ORDER);                                      \
   }
-DEEP_EP_HOST_LOAD(load_acquire, __ATOMIC_ACQUIRE)
-DEEP_EP_HOST_LOAD(load_relaxed, __ATOMIC_RELAXED)
-DEEP_EP_HOST_WRITE(void, store_release, store, __ATOMIC_RELEASE)
-DEEP_EP_HOST_WRITE(void, store_relaxed, store, __ATOMIC_RELAXED)
-DEEP_EP_HOST_WRITE(T, fetch_add_relaxed, fetch_add, __ATOMIC_RELAXED)
-DEEP_EP_HOST_WRITE(T, fetch_add_acq_rel, fetch_add, __ATOMIC_ACQ_REL)
-DEEP_EP_HOST_WRITE(void, add_relaxed, fetch_add, __ATOMIC_RELAXED)
-DEEP_EP_HOST_WRITE(void, add_release, fetch_add, __ATOMIC_RELEASE)
-#undef DEEP_EP_HOST_LOAD
-#undef DEEP_EP_HOST_WRITE
-
-template <Scope S, detail::Word T>
-T compare_exchange(T* p, std::type_identity_t<T> expected, std::type_identity_t<T> desired) {
-  host_machine::check_space<S>(p);
-  return host_machine::compare_exchange(p, expected, desired);
-}
-template <Scope>
-void fence() {
-  host_machine::fence();
-}
-
-template <detail::Payload T>
-T load_stream(const T* p) {
-  return *p;
-}
-template <detail::Payload T>
-T load_weak(const T* p) {
-  return *p;
-}
-template <detail::Payload T>
-void store_stream(T* p, const std::type_identity_t<T>& value) {
-  *p = value;
-}
-
-}  // namespace deep_ep::device
+#define DEEP_EP_WORD_FETCH_ADD(NAME, PTX_ORDER, ORDER) \
+  template <Scope S, detail::Word T>                   \
+  T NAME(T* p, std::type_identity_t<T> value) {        \
+    host_machine::check_space<S>(p);                   \
+    return host_machine::fetch_add(p, value, ORDER);   \
+  }
+#define DEEP_EP_PAYLOAD_LOAD(NAME, PTX) \
+  template <detail::Payload T>          \
+  T NAME(const T* p) {                  \
+    return *p;                          \
+  }

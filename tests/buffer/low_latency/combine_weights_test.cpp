@@ -86,6 +86,27 @@ TEST_P(LowLatencyWeightsTest, RanksThatMeanAnotherDispatch) {
   }
 }
 
+/// Nothing is announced, so a rank that does not come is late with its rows, also where it has none.
+TEST_P(LowLatencyWeightsTest, ARankThatDoesNotComeIsLateWithRows) {
+  DEEP_EP_NEEDS_RANKS(2);
+  if (GetParam().topology != Topology::one_node) GTEST_SKIP() << "weights do not travel there";
+  const LowLatencyCombineCase one = make_low_latency_combine_case({.tokens = {0, 4}, .max_tokens = 4, .hidden = 512});
+  run_cluster(cluster_with_absentees(2), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(low_latency_options(2, 4, 512, short_deadline()));
+    const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one, true);
+    buffer.check(true);
+    rank.bootstrap()->barrier();
+    if (rank.rank() == 0) {
+      const auto call = [&] {
+        buffer.low_latency_combine(upload_combine(rank, one, handle), rank.call());
+        buffer.check(true);
+      };
+      require_throws<TimeoutError>(call, {"rank 1", "a row (low-latency combine)"}, "combine without rank 1");
+    }
+    rank.bootstrap()->barrier();
+  });
+}
+
 TEST_P(LowLatencyWeightsTest, ArgumentsThatAreRefused) {
   DEEP_EP_NEEDS_RANKS(2);
   const LowLatencyCombineCase one = make_low_latency_combine_case({.tokens = {4, 4}, .max_tokens = 4, .hidden = 512});

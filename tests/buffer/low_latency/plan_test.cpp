@@ -158,7 +158,7 @@ TEST(LowLatencyPlan, NoMoreBlocksThanTheContextRuns) {
       }
       const auto dispatch = plan_dispatch(with_hook(dispatch_of(100, setup)), setup);
       const auto combine = plan_combine(with_hook(inputs.arguments), setup);
-      EXPECT_EQ(combine.first.rows_of_group, 0);
+      EXPECT_EQ(combine.params.held_up(1), 0);
       for (const LowLatencyPart& part : {dispatch.first, *dispatch.receive, combine.first, *combine.receive}) {
         EXPECT_LE(part.shape.blocks, multiprocessors);
         EXPECT_GE(part.working_blocks, 1);
@@ -175,9 +175,8 @@ TEST(LowLatencyPlan, OverlapLeavesMultiprocessorsAlone) {
   inputs.arguments.overlap = {.signals = signals, .signal_rows = 64, .expected = 56, .num_sms = 3};
   const auto plan = plan_combine(with_hook(inputs.arguments), setup);
   EXPECT_EQ(plan.first.shape.blocks, 3);
-  EXPECT_EQ(plan.first.rows_of_group, (8 * 128 + 3 * 16 - 1) / (3 * 16));
+  EXPECT_EQ(plan.params.held_up(3 * 16), (8 * 128 + 3 * 16 - 1) / (3 * 16));
   EXPECT_GT(plan.receive->shape.blocks, 100);
-  EXPECT_EQ(plan.receive->rows_of_group, 0);
   EXPECT_EQ(plan.params.signals.words_of_expert, 16);
   // Too few for a word for each row that may fall to them.
   inputs.arguments.overlap->num_sms = 1;

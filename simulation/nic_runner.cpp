@@ -16,18 +16,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// How long a launch may last. On the CPU nobody waits for the device, and a launch takes as long as many polls.
-struct LaunchTimes {
-  milliseconds idle;
-  milliseconds most;
-};
-constexpr LaunchTimes kOnGpu = {milliseconds(2), milliseconds(100)};
-constexpr LaunchTimes kOnCpu = {milliseconds(20), milliseconds(500)};
 constexpr std::size_t kLaunchesAhead = 4;  ///< launches enqueued: the thread may be late by that many idle times
-
-std::uint64_t nanoseconds_of(milliseconds time) {
-  return static_cast<std::uint64_t>(std::chrono::nanoseconds(time).count());
-}
 
 }  // namespace
 
@@ -37,13 +26,15 @@ NicRunner::NicRunner(std::shared_ptr<Backend> executor, const SimulatedNicParams
       params_(params),
       shape_(shape),
       stream_(*executor_) {
-  const LaunchTimes times = executor_->device().kind == Device::Kind::cuda ? kOnGpu : kOnCpu;
+  // On the CPU nobody waits for the device, and a launch takes as long as many polls.
+  const bool cuda = executor_->device().kind == Device::Kind::cuda;
+  const milliseconds idle(cuda ? 2 : 20), most(cuda ? 100 : 500);
   params_.stop = &words_->stop;
   params_.serving = &words_->serving;
-  params_.idle_ns = nanoseconds_of(times.idle);
-  params_.most_ns = nanoseconds_of(times.most);
+  params_.idle_ns = static_cast<std::uint64_t>(std::chrono::nanoseconds(idle).count());
+  params_.most_ns = static_cast<std::uint64_t>(std::chrono::nanoseconds(most).count());
   executor_->load_kernels();
-  thread_ = std::jthread([this, nap = times.idle / 2](const std::stop_token& stop) {
+  thread_ = std::jthread([this, nap = idle / 2](const std::stop_token& stop) {
     try {
       executor_->make_current();
       while (!stop.stop_requested()) {

@@ -1,7 +1,6 @@
 #include "csrc/rdma/connecting.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <optional>
 #include <set>
 #include <string_view>
@@ -16,68 +15,58 @@
 namespace deep_ep::rdma {
 namespace {
 
-/// The addresses of all ends of a set. End (channel, b) of rank a is connected to end (channel, a) of rank b, or where
-/// that is on another rail of a fabric that connects rails only, to what receives there from a.
+/// What an end is connected with. End (channel, b) of rank a writes to end (channel, a) of rank b, or where that is on
+/// another rail of a fabric that connects rails only, to what receives there from a.
+struct OtherSide {
+  QueuePairAddress receiver;  ///< what the end writes to: an end of the peer, or its landing on this rank's rail
+  QueuePairAddress sender;    ///< the peer's end that writes to this end's landing, where there is one
+
+  RdmaPeerParams connect(Ends& ends, const ConnectionOptions& options, std::size_t end) const {
+    const RdmaPeerParams params = ends.connect(end, receiver);
+    if (options.lands(end)) ends.connect_landing(end, sender);
+    return params;
+  }
+};
+
+/// Collective. Of each end. `ends`: null where the set has no peers.
 ///
 /// A bootstrap can only gather, so each rank hears what each other one tells all. Ends differ in numbers only: so that
 /// is the address that the ends share, then of each rail that of its landings; and behind the addresses for each rank
 /// the numbers of the queue pairs to it, by channel, then those of landings.
-class AddressBook {
- public:
-  /// Collective. `ends`: null where the set has no peers.
-  AddressBook(Bootstrap& bootstrap, const ConnectionOptions& options, const Ends* ends)
-      : options_(options), rank_(bootstrap.rank()) {
-    std::vector<std::byte> mine(number_at(bootstrap.size(), 0, false));
-    for (std::size_t end = 0; ends != nullptr && end < options.ends(); ++end) {
-      const int peer = options.peer(end);
-      const auto tell = [&](bool landing, const QueuePairAddress& address) {
-        std::memcpy(mine.data() + address_at(peer, landing), &address, sizeof address);
-        std::memcpy(mine.data() + number_at(peer, options.channel(end), landing), &address.queue_pair,
-                    sizeof address.queue_pair);
-      };
-      tell(false, ends->address(end));
-      if (options.lands(end)) tell(true, ends->landing(end));
+std::vector<OtherSide> find_other_sides(Bootstrap& bootstrap, const ConnectionOptions& options, const Ends* ends) {
+  const int addresses = 1 + options.rail_width;
+  const int numbers = (options.rail_width == 0 ? 1 : 2) * options.channels;  // for each rank
+  // Where a rank tells by which address `to` reaches it.
+  const auto places = [&](std::byte* told, int to, int channel, bool landing) {
+    auto* const shared = reinterpret_cast<QueuePairAddress*>(told);
+    auto* const number = reinterpret_cast<std::uint32_t*>(shared + addresses) + to * numbers;
+    return std::pair(shared + (landing ? 1 + options.rail_of(to) : 0),
+                     number + (landing ? options.channels : 0) + channel);
+  };
+  std::vector<std::byte> mine(static_cast<std::size_t>(addresses) * sizeof(QueuePairAddress) +
+                              static_cast<std::size_t>(bootstrap.size() * numbers) * sizeof(std::uint32_t));
+  const std::size_t count = ends == nullptr ? 0 : options.ends();
+  for (std::size_t end = 0; end < count; ++end) {
+    for (int landing = 0; landing <= (options.lands(end) ? 1 : 0); ++landing) {
+      const auto [shared, number] = places(mine.data(), options.peer(end), options.channel(end), landing != 0);
+      *shared = landing != 0 ? ends->landing(end) : ends->address(end);
+      *number = shared->queue_pair;
     }
-    bytes_of_rank_ = mine.size();
-    told_ = bootstrap.all_gather(mine);
   }
-
-  /// The other side of this end: an end of the peer, or that by which it receives on this rank's rail.
-  QueuePairAddress other_side(std::size_t end) const { return find(options_.other(end), options_.lands(end)); }
-  /// Returns what kernels need to reach the peer.
-  RdmaPeerParams connect(Ends& ends, std::size_t end) const {
-    const RdmaPeerParams params = ends.connect(end, other_side(end));
-    if (options_.lands(end)) ends.connect_landing(end, find(end, false));
-    return params;
-  }
-
- private:
-  /// Told by the peer of this end.
-  QueuePairAddress find(std::size_t end, bool landing) const {
-    const std::byte* const told = told_.data() + static_cast<std::size_t>(options_.peer(end)) * bytes_of_rank_;
-    QueuePairAddress address;
-    std::memcpy(static_cast<void*>(&address), told + address_at(rank_, landing), sizeof address);
-    std::memcpy(&address.queue_pair, told + number_at(rank_, options_.channel(end), landing),
-                sizeof address.queue_pair);
+  std::vector<std::byte> told = bootstrap.all_gather(mine);
+  const auto find = [&](std::size_t end, bool landing) {
+    std::byte* const of_peer = told.data() + static_cast<std::size_t>(options.peer(end)) * mine.size();
+    const auto [shared, number] = places(of_peer, bootstrap.rank(), options.channel(end), landing);
+    QueuePairAddress address = *shared;
+    address.queue_pair = *number;
     return address;
+  };
+  std::vector<OtherSide> others;
+  for (std::size_t end = 0; end < count; ++end) {
+    others.push_back({find(options.other(end), options.lands(end)), find(end, false)});
   }
-
-  /// In bytes, where a rank tells by which address `rank` reaches it.
-  std::size_t address_at(int rank, bool landing) const {
-    return (landing ? 1 + static_cast<std::size_t>(options_.rail_of(rank)) : 0) * sizeof(QueuePairAddress);
-  }
-  std::size_t number_at(int rank, int channel, bool landing) const {
-    const int numbers = (options_.rail_width == 0 ? 1 : 2) * options_.channels;
-    const int number = rank * numbers + (landing ? options_.channels : 0) + channel;
-    return (1 + static_cast<std::size_t>(options_.rail_width)) * sizeof(QueuePairAddress) +
-           static_cast<std::size_t>(number) * sizeof(QueuePairAddress::queue_pair);
-  }
-
-  const ConnectionOptions& options_;
-  int rank_;
-  std::vector<std::byte> told_;  ///< [ranks]
-  std::size_t bytes_of_rank_ = 0;
-};
+  return others;
+}
 
 }  // namespace
 
@@ -102,9 +91,9 @@ std::vector<ConnectedEnds> make_connected_ends(Bootstrap& bootstrap, std::span<c
       }
     };
     if (!goes_well("making RDMA queue pairs", make_all)) continue;
-    std::vector<AddressBook> books;
+    std::vector<std::vector<OtherSide>> others;
     for (std::size_t set = 0; set < sets.size(); ++set) {
-      books.emplace_back(bootstrap, sets[set], made[set].ends.get());
+      others.push_back(find_other_sides(bootstrap, sets[set], made[set].ends.get()));
     }
     const auto connect_all = [&] {
       for (std::size_t set = 0; set < sets.size(); ++set) {
@@ -113,7 +102,7 @@ std::vector<ConnectedEnds> make_connected_ends(Bootstrap& bootstrap, std::span<c
         if (made[set].ends == nullptr) continue;
         for (std::size_t end = 0; end < options.ends(); ++end) {
           const int place = options.channel(end) * bootstrap.size() + options.peer(end);
-          made[set].peers[static_cast<std::size_t>(place)] = books[set].connect(*made[set].ends, end);
+          made[set].peers[static_cast<std::size_t>(place)] = others[set][end].connect(*made[set].ends, options, end);
         }
         made[set].ends->start();
       }
@@ -140,8 +129,13 @@ std::string why_unreached(Bootstrap& bootstrap, int width, bool by_landings, con
     }
   }
   std::unique_ptr<Ends> ends;
-  agree(bootstrap, "making queue pairs that try other rails", [&] { ends = make(NicHandler::cpu, options); });
-  const AddressBook addresses(bootstrap, options, ends.get());
+  const auto make_them = [&] { ends = make(NicHandler::cpu, options); };
+  if (!by_landings) {
+    agree(bootstrap, "making queue pairs that try other rails", make_them);
+  } else if (const auto failure = first_failure(bootstrap, make_them)) {
+    return fmt::format("rank {} (rail {}): {}", failure->rank, failure->rank % width, failure->why);
+  }
+  const std::vector<OtherSide> others = find_other_sides(bootstrap, options, ends.get());
   const auto name = [&](int of, const QueuePairAddress& at) {
     return fmt::format("rank {} (rail {}, GID {} LID {})", of, of % width, GidEntry{.bytes = at.gid}.address(), at.lid);
   };
@@ -152,13 +146,13 @@ std::string why_unreached(Bootstrap& bootstrap, int width, bool by_landings, con
           step(end);
         } catch (const Error& error) {
           fail<SystemError>("{} does not reach {}: {}", name(rank, ends->address(end)),
-                            name(options.peer(end), addresses.other_side(end)), error.what());
+                            name(options.peer(end), others[end].receiver), error.what());
         }
       }
     });
   };
   std::vector<RdmaPeerParams> peers(options.ends());
-  auto failure = try_all([&](std::size_t end) { peers[end] = addresses.connect(*ends, end); });
+  auto failure = try_all([&](std::size_t end) { peers[end] = others[end].connect(*ends, options, end); });
   // The queue pairs stay until all ranks have sent.
   if (!failure) failure = try_all([&](std::size_t end) { ends->reach(end, peers[end]); });
   return failure ? failure->why : std::string();

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "csrc/bootstrap/agreement.hpp"
-#include "csrc/executor/own_stream.hpp"
 #include "csrc/memory/executor_memory.hpp"
 #include "csrc/rdma/local/local_ends.hpp"
 #include "csrc/rdma/verbs/functions.hpp"
@@ -148,29 +147,8 @@ AgreedWire AgreedWire::agree(Bootstrap& bootstrap, const Executor& executor, std
 
 namespace {
 
-/// Collective. Makes each NIC of the node receive for this rank, and tries it. Empty, or why it does not.
-std::string open_rails(Bootstrap& bootstrap, const Executor& executor, const SymmetricHeap& heap, int width,
-                       AgreedWire& wire, const MakeEnds& make) {
-  const int rank = bootstrap.rank();
-  const auto failure = first_failure(bootstrap, [&] {
-    const verbs::NicAccess access = verbs::access_of(wire.nics.at(0), executor, wire.settings);
-    auto nics = std::make_shared<verbs::LandingNics>(static_cast<std::size_t>(width));
-    for (int rail = 0; rail < width; ++rail) {
-      if (rail == rank % width) continue;
-      const WireFacts& owner = wire.ranks[static_cast<std::size_t>(rank / width * width + rail)];
-      nics->at(static_cast<std::size_t>(rail)) =
-          access.open(owner.nic.data(), owner.path, verbs::verbs_functions(), heap);
-    }
-    wire.landing_nics = std::move(nics);
-  });
-  if (failure) {
-    return fmt::format("rank {} (rail {}, NIC {}): {}", failure->rank, failure->rank % width,
-                       wire.ranks[static_cast<std::size_t>(failure->rank)].nic.data(), failure->why);
-  }
-  return why_unreached(bootstrap, width, /*by_landings=*/true, make);
-}
-
-/// Opens each NIC once. Refers to its arguments.
+/// Opens each NIC once, and those of the node that receive for this rank, where ends keep to rails. Refers to its
+/// arguments.
 MakeEnds ends_of(const std::shared_ptr<Executor>& executor, const SymmetricHeap& heap, const AgreedWire& wire) {
   return [&, opened = std::map<int, verbs::NicAccess>()](NicHandler handler, const ConnectionOptions& options) mutable {
     if (wire.kind == WireKind::local) return make_local_ends(executor, heap, options);
@@ -181,14 +159,25 @@ MakeEnds ends_of(const std::shared_ptr<Executor>& executor, const SymmetricHeap&
       const NicAssignment& nic = wire.nics.at(static_cast<std::size_t>(options.nic));
       opened[options.nic] = verbs::open_nic(nic, *executor, wire.settings, heap);
     }
-    opened[options.nic].landing_nics = wire.landing_nics;
-    return verbs::make_nic_ends(handler, opened[options.nic], executor, options);
+    verbs::NicAccess& nic = opened[options.nic];
+    if (options.rail_width != 0 && nic.landing_nics.empty()) {
+      std::vector<verbs::HeapOnNic> landings(static_cast<std::size_t>(options.rail_width));
+      for (int rail = 0; rail < options.rail_width; ++rail) {
+        const int ahead = rail - options.rail_of(options.rank);
+        const WireFacts& owner = wire.ranks[static_cast<std::size_t>(options.rank + ahead)];
+        if (ahead == 0) continue;
+        landings[static_cast<std::size_t>(rail)] =
+            nic.open(owner.nic.data(), owner.path, verbs::verbs_functions(), heap);
+      }
+      nic.landing_nics = std::move(landings);
+    }
+    return verbs::make_nic_ends(handler, nic, executor, options);
   };
 }
 
 /// Collective. Clears the rail_width of sets whose peers are all reached at their own NICs.
-void keep_to_rails(Bootstrap& bootstrap, const Executor& executor, const SymmetricHeap& heap,
-                   std::span<ConnectionOptions> sets, AgreedWire& wire, const MakeEnds& make) {
+void keep_to_rails(Bootstrap& bootstrap, std::span<ConnectionOptions> sets, const AgreedWire& wire,
+                   const MakeEnds& make) {
   const auto found = std::ranges::find_if(sets, [](const ConnectionOptions& set) { return set.rail_width > 1; });
   const int width = found == sets.end() ? 0 : found->rail_width;
   Choice rail_only = width == 0 ? Choice::no : wire.settings.rail_only;
@@ -201,9 +190,7 @@ void keep_to_rails(Bootstrap& bootstrap, const Executor& executor, const Symmetr
     for (ConnectionOptions& set : sets) set.rail_width = 0;
     return;
   }
-  std::string why_not;
-  if (wire.kind == WireKind::verbs) why_not = open_rails(bootstrap, executor, heap, width, wire, make);
-  if (!why_not.empty()) {
+  if (const std::string why_not = why_unreached(bootstrap, width, /*by_landings=*/true, make); !why_not.empty()) {
     fail<SystemError>(
         "low-latency calls have no path between rails. Directly: {}. Over rails, where NICs of a node receive for each "
         "other: {}. A buffer without low_latency.bytes needs no such path",
@@ -229,7 +216,7 @@ std::vector<std::unique_ptr<Connections>> Connections::make(Bootstrap& bootstrap
   for (ConnectionOptions& options : filled) options.rank = bootstrap.rank();
   executor->make_current();
   const MakeEnds make_ends = ends_of(executor, *heap, wire);
-  keep_to_rails(bootstrap, *executor, *heap, filled, wire, make_ends);
+  keep_to_rails(bootstrap, filled, wire, make_ends);
   std::vector<std::unique_ptr<Connections>> made;
   std::vector<Connections*> all;
   for (ConnectionOptions& options : filled) {
@@ -253,7 +240,6 @@ void Connections::connect(Bootstrap& bootstrap, std::span<Connections* const> se
   std::vector<ConnectedEnds> connected =
       make_connected_ends(bootstrap, parts, any.wire_.handler, any.wire_.kind == WireKind::verbs, make);
   agree(bootstrap, "copying the table of RDMA connections", [&] {
-    const OwnStream stream(*any.executor_);
     auto part = connected.begin();
     for (Connections* const set : sets) {
       std::vector<RdmaPeerParams> peers = part->peers;
@@ -265,8 +251,7 @@ void Connections::connect(Bootstrap& bootstrap, std::span<Connections* const> se
       }
       const std::size_t bytes = peers.size() * sizeof(RdmaPeerParams);
       if (set->device_peers_ == nullptr) set->device_peers_ = device_memory<RdmaPeerParams>(any.executor_, bytes);
-      any.executor_->copy(set->device_peers_.get(), peers.data(), bytes, stream.get());
-      any.executor_->synchronize(stream.get());
+      copy_now(*any.executor_, set->device_peers_.get(), peers.data(), bytes);
     }
   });
   for (const Connections* const set : sets) log::info("rdma: rank {}: {}", bootstrap.rank(), set->describe());

@@ -21,10 +21,6 @@ class Executor;
 }  // namespace deep_ep
 
 namespace deep_ep::rdma {
-namespace verbs {
-struct HeapOnNic;
-}
-
 /// What one rank knows of its wire; all-gathered, so that every rank decides on the same facts.
 struct WireFacts {
   ProcessIdentity process = {};
@@ -53,8 +49,6 @@ struct AgreedWire {
   std::vector<WireFacts> ranks;
   double bytes_per_ns = 50;  ///< of the slowest rank's NICs; where that is not known, of 400 Gbit/s
   int num_nics = 1;          ///< of a rank, for its channels in turn: as many as each rank has
-  /// Where verbs keep to rails: verbs::LandingNics.
-  std::shared_ptr<const std::vector<verbs::HeapOnNic>> landing_nics = {};
 
   /// Collective. `processes`: of each rank. `settings`: by default those of the environment, where one rank's may be
   /// wrong while the others' are not. Throws on every rank: InvalidArgument for settings out of range, RankMismatch if

@@ -73,147 +73,118 @@ class Side {
   rdma::PortChannel<WholeWarp> queue_;
 };
 
-/// Time and operations of a sender, equal in all lanes.
-class Work {
- public:
-  DEEP_EP_DEVICE explicit Work(const NicTestParams& params) : params_(params), begin_(now()) {}
+// ---- Writes and additions ----
 
-  DEEP_EP_DEVICE void count(std::uint64_t operations, std::uint64_t bytes) {
-    operations_ += operations;
-    bytes_ += bytes;
-  }
-  DEEP_EP_DEVICE std::uint64_t operations() const { return operations_; }
-  DEEP_EP_DEVICE bool enough() const {
-    return operations_ >= params_.operations || now() - begin_ >= params_.budget_ns;
-  }
-  DEEP_EP_DEVICE void report(NicTestResult& result) const {
-    const std::uint64_t took = now() - begin_;
-    if (lane_index() != 0) return;
-    result.operations = operations_;
-    result.bytes = bytes_;
-    result.nanoseconds = took;
-  }
+/// A sender posts it again and again: entries, in turn a write and an addition, each to a place or counter of its own.
+struct Batch {
+  bool answered;  ///< the receiver looks at each; else it looks at the end, and all goes as fast as it can
+  int entries;    ///< of each kind
+  int places;     ///< where writes go in turn; 0: there are none
+  int words;      ///< of each write
+  int counters;   ///< where additions go in turn; 0: there are none
+  std::uint64_t from, to;
 
- private:
-  DEEP_EP_DEVICE static std::uint64_t now() { return warp::shuffle(now_ns(), 0); }
+  DEEP_EP_DEVICE explicit Batch(NicTestTask task)
+      : answered(task == NicTestTask::entries || task == NicTestTask::litmus),
+        entries(task == NicTestTask::entries ? layout::kSlots : kWarpSize),
+        places(task == NicTestTask::writes      ? layout::kMessages
+               : task == NicTestTask::additions ? 0
+                                                : entries),
+        words(task == NicTestTask::writes    ? static_cast<int>(layout::kMessageBytes / 4)
+              : task == NicTestTask::entries ? layout::kSlotWords
+                                             : layout::kLitmusWords / kWarpSize),
+        counters(task == NicTestTask::entries     ? entries
+                 : task == NicTestTask::additions ? 1
+                                                  : 0),
+        from(answered ? layout::kOutgoingSlots : layout::kOutgoing),
+        to(answered ? layout::kIncomingSlots : layout::kIncoming) {}
 
-  const NicTestParams& params_;
-  std::uint64_t begin_;
-  std::uint64_t operations_ = 0;
-  std::uint64_t bytes_ = 0;
+  DEEP_EP_DEVICE static std::uint64_t counter(int i) { return layout::kCounters + 8 * static_cast<std::uint64_t>(i); }
+  /// What is added there.
+  DEEP_EP_DEVICE std::uint64_t step(int i) const { return static_cast<std::uint64_t>(i % counters + 1); }
 };
 
-// ---- Rounds of writes ----
-
-/// Entries: writes and additions in turn, complete before the signal goes: only the data is looked at, not its order.
-/// Litmus: longer writes, and the signal right behind them.
-struct Round {
-  bool litmus;
-  int writes, words;  ///< of each
-
-  DEEP_EP_DEVICE explicit Round(const NicTestParams& params)
-      : litmus(params.task == NicTestTask::litmus),
-        writes(litmus ? kWarpSize : layout::kSlots),
-        words((litmus ? layout::kLitmusWords : layout::kSlots * layout::kSlotWords) / writes) {}
-};
-
-DEEP_EP_DEVICE std::uint64_t counter_of(int slot) { return layout::kCounters + 8 * static_cast<std::uint64_t>(slot); }
-
-DEEP_EP_DEVICE void send_rounds(const NicTestParams& params, Side& side) {
-  const Round shape(params);
+DEEP_EP_DEVICE void send(const NicTestParams& params, Side& side) {
+  const Batch batch(params.task);
   bool good = true;
-  if (!shape.litmus) {
+  if (params.task == NicTestTask::entries) {
     // One write alone: of several that fail, the last one's completion is seen, which says only that it was flushed.
     good = side.queue().post(lane_index() == 0, [&](WorkQueueEntry& entry, const EntryHeader& header) {
       write_entry(entry, header, side.remote(layout::kIncoming), side.local(layout::kOutgoing), 64);
     });
     good = good && side.queue().quiet();
   }
-  Work work(params);
-  for (std::uint64_t round = 1; good && !work.enough(); ++round) {
-    std::uint32_t* words = side.words(layout::kOutgoingSlots);
-    for (int i = lane_index(); i < shape.writes * shape.words; i += kWarpSize) words[i] = layout::word_of(round, i);
+  const std::uint64_t begin = warp::shuffle(now_ns(), 0);
+  const auto took = [&] { return warp::shuffle(now_ns(), 0) - begin; };
+  std::uint64_t operations = 0, sent = 0;
+  const std::uint32_t bytes = 4 * static_cast<std::uint32_t>(batch.words);
+  std::uint64_t before = 0;  // tickets of the last two batches: no more is under way
+  for (std::uint64_t round = 1; good && operations < params.operations && took() < params.budget_ns; ++round) {
+    const std::uint64_t ticket = side.queue().posted();
+    std::uint32_t* words = side.words(batch.from);
+    const int fresh = batch.answered ? batch.places * batch.words : 0;
+    for (int i = lane_index(); i < fresh; i += kWarpSize) words[i] = layout::word_of(round, i);
     warp::sync();  // what a lane sends was written by all of them
-    const std::uint32_t bytes = 4 * static_cast<std::uint32_t>(shape.words);
-    for (int slot = lane_index(); slot < shape.writes; slot += kWarpSize) {
-      const std::uint64_t at = std::uint64_t{bytes} * static_cast<std::uint64_t>(slot);
-      good = good && side.queue().post(true, [&](WorkQueueEntry& entry, const EntryHeader& header) {
-        write_entry(entry, header, side.remote(layout::kIncomingSlots + at), side.local(layout::kOutgoingSlots + at),
-                    bytes);
+    for (int i = lane_index(); i < batch.entries; i += kWarpSize) {
+      good = good && side.queue().post(batch.places != 0, [&](WorkQueueEntry& entry, const EntryHeader& header) {
+        const std::uint64_t at = std::uint64_t{bytes} * static_cast<std::uint64_t>(i % batch.places);
+        write_entry(entry, header, side.remote(batch.to + at), side.local(batch.from + at), bytes);
       });
-      if (shape.litmus) continue;
-      good = good && side.queue().post(true, [&](WorkQueueEntry& entry, const EntryHeader& header) {
-        side.add_entry(entry, header, counter_of(slot), static_cast<std::uint64_t>(slot + 1));
+      good = good && side.queue().post(batch.counters != 0, [&](WorkQueueEntry& entry, const EntryHeader& header) {
+        side.add_entry(entry, header, Batch::counter(i % batch.counters), batch.step(i));
       });
     }
-    good = good && (shape.litmus || side.queue().quiet());
+    if (!batch.answered) {
+      side.queue().flush();
+      good = good && side.queue().wait_for(before);
+      before = ticket;
+      operations += kWarpSize;
+      sent += std::uint64_t{kWarpSize} * (batch.places != 0 ? bytes : 8);
+      continue;
+    }
+    // Of entries only the data is looked at, not its order.
+    good = good && (batch.counters == 0 || side.queue().quiet());
     good = good && side.add(layout::kSignal, 1) && side.wait(layout::kAnswer, round);
-    if (good) work.count(shape.litmus ? 1 : 2 * layout::kSlots + 1, 0);
-  }
-  work.report(side.result());
-  if (good) side.add(layout::kSignal, layout::kStop);
-}
-
-DEEP_EP_DEVICE void check_round(const Round& shape, const Side& side, std::uint64_t round) {
-  const std::uint32_t* words = side.words(layout::kIncomingSlots);
-  for (int i = shape.writes * shape.words - 1 - lane_index(); i >= 0; i -= kWarpSize) {  // what was sent last first
-    side.compare(round, i / shape.words, layout::word_of(round, i), load_weak(words + i));
-  }
-  for (int slot = lane_index(); !shape.litmus && slot < shape.writes; slot += kWarpSize) {
-    side.compare(round, layout::kSlots + slot, round * static_cast<std::uint64_t>(slot + 1),
-                 load_acquire<Scope::system>(side.counter(counter_of(slot))));
-  }
-}
-
-/// Looks at every round of the sender, and answers.
-DEEP_EP_DEVICE void receive_rounds(const NicTestParams& params, Side& side) {
-  const Round shape(params);
-  for (std::uint64_t round = 1; side.wait(layout::kSignal, round) && !side.stopped(); ++round) {
-    check_round(shape, side, round);
-    if (!side.add(layout::kAnswer, 1)) break;
-  }
-}
-
-// ---- As fast as it goes ----
-
-DEEP_EP_DEVICE void send_stream(const NicTestParams& params, Side& side) {
-  const bool writes = params.task == NicTestTask::writes;
-  Work work(params);
-  std::uint64_t before = 0;  // tickets of the last two batches: no more is under way
-  bool good = true;
-  while (good && !work.enough()) {
-    const std::uint64_t ticket = side.queue().posted();
-    const auto message = static_cast<std::uint32_t>(lane_index() % layout::kMessages);
-    const std::uint64_t at = std::uint64_t{message} * layout::kMessageBytes;
-    good = side.queue().post(true, [&](WorkQueueEntry& entry, const EntryHeader& header) {
-      if (!writes) return side.add_entry(entry, header, layout::kCounters, 1);
-      write_entry(entry, header, side.remote(layout::kIncoming + at), side.local(layout::kOutgoing + at),
-                  layout::kMessageBytes);
-    });
-    side.queue().flush();
-    good = good && side.queue().wait_for(before);
-    before = ticket;
-    work.count(kWarpSize, writes ? kWarpSize * std::uint64_t{layout::kMessageBytes} : 8 * kWarpSize);
+    if (good) operations += batch.counters == 0 ? 1 : 2 * layout::kSlots + 1;
   }
   good = good && side.queue().quiet();
-  work.report(side.result());
+  const std::uint64_t nanoseconds = took();
+  if (lane_index() == 0) {
+    side.result().operations = operations;
+    side.result().bytes = sent;
+    side.result().nanoseconds = nanoseconds;
+  }
   good = good && side.queue().post(lane_index() == 0, [&](WorkQueueEntry& entry, const EntryHeader& header) {
-    side.add_entry(entry, header, layout::kReport, work.operations());
+    side.add_entry(entry, header, layout::kReport, operations);
   });
   if (good) side.add(layout::kSignal, layout::kStop);
 }
 
-DEEP_EP_DEVICE void receive_stream(const NicTestParams& params, Side& side) {
-  if (!side.wait(layout::kSignal, layout::kStop)) return;
-  const std::uint64_t operations = load_weak(side.counter(layout::kReport));
-  if (params.task == NicTestTask::additions) {
-    if (lane_index() != 0) return;
-    return side.compare(0, 0, operations, load_acquire<Scope::system>(side.counter(layout::kCounters)));
+/// Looks at the data of this round, or, of batches without answers, of all (0).
+DEEP_EP_DEVICE void check(const Batch& batch, const Side& side, std::uint64_t round) {
+  const std::uint64_t sent = load_weak(side.counter(layout::kReport));
+  const std::uint32_t* words = side.words(batch.to);
+  const int count = round == 0 && sent == 0 ? 0 : batch.places * batch.words;
+  for (int i = count - 1 - lane_index(); i >= 0; i -= kWarpSize) {  // what was sent last first
+    side.compare(round, i / batch.words, layout::word_of(round, i), load_weak(words + i));
   }
-  const std::uint32_t* words = side.words(layout::kIncoming);
-  constexpr int kWords = layout::kMessages * static_cast<int>(layout::kMessageBytes / 4);
-  const int sent = operations == 0 ? 0 : kWords;
-  for (int i = lane_index(); i < sent; i += kWarpSize) side.compare(0, i, layout::word_of(0, i), load_weak(words + i));
+  for (int i = lane_index(); i < batch.counters; i += kWarpSize) {
+    side.compare(round, layout::kSlots + i, round == 0 ? sent : round * batch.step(i),
+                 load_acquire<Scope::system>(side.counter(Batch::counter(i))));
+  }
+}
+
+/// Looks at every round of the sender, and answers; or looks once.
+DEEP_EP_DEVICE void receive(const NicTestParams& params, Side& side) {
+  const Batch batch(params.task);
+  if (!batch.answered) {
+    if (side.wait(layout::kSignal, layout::kStop)) check(batch, side, 0);
+    return;
+  }
+  for (std::uint64_t round = 1; side.wait(layout::kSignal, round) && !side.stopped(); ++round) {
+    check(batch, side, round);
+    if (!side.add(layout::kAnswer, 1)) break;
+  }
 }
 
 DEEP_EP_DEVICE void send_by_wrong_key(Side& side) {
@@ -229,18 +200,10 @@ DEEP_EP_DEVICE void body(const NicTestParams& params, std::byte*) {
   const bool sends = warp_index() % 2 == 0;
   if (params.task == NicTestTask::wrong_key && !sends) return;
   Side side(params);
-  switch (params.task) {
-    case NicTestTask::entries:
-    case NicTestTask::litmus:
-      sends ? send_rounds(params, side) : receive_rounds(params, side);
-      break;
-    case NicTestTask::writes:
-    case NicTestTask::additions:
-      sends ? send_stream(params, side) : receive_stream(params, side);
-      break;
-    case NicTestTask::wrong_key:
-      send_by_wrong_key(side);
-      break;
+  if (params.task == NicTestTask::wrong_key) {
+    send_by_wrong_key(side);
+  } else {
+    sends ? send(params, side) : receive(params, side);
   }
   if (sends) side.queue().quiet();
   side.queue().close();

@@ -25,7 +25,7 @@ struct NicTestResult {
   std::uint64_t nanoseconds = 0;  ///< from the first posted to the last complete
   std::uint64_t wrong = 0;        ///< words that were not what was sent; the rest is about the first of them
   std::uint64_t round = 0;
-  std::uint64_t place = 0;  ///< word; of rounds the write, or for its counter nic_test::kSlots + write
+  std::uint64_t place = 0;  ///< the write, or nic_test::kSlots + the counter
   std::uint64_t expected = 0;
   std::uint64_t found = 0;
 };

@@ -11,37 +11,26 @@ class Finisher {
   DEEP_EP_DEVICE Finisher(const SimulatedNicParams& params, PieceQueue& queue) : params_(params), queue_(queue) {}
 
   DEEP_EP_DEVICE void run() {
-    bool late = false;
-    for (int polls = 0;; polls = late ? polls + 1 : 0) {
-      if (late) {
-        pause(polls);
-      } else {
-        wait_for_work();
-      }
-      const std::uint64_t head = warp::shuffle(load_acquire<Scope::block>(&queue_.head), 0);
-      warp::sync();  // behind the acquire of the lane that has seen most
+    for (;;) {
+      const std::uint64_t head = wait_for_work();
       const std::uint64_t known = head & ~PieceQueue::kEnd;
       fence_moved(known);
       finish_due();
-      late = params_.speed.completion_ns != 0 && complete_late();
-      if (head == (known | PieceQueue::kEnd) && tail_ == known && !late) break;
+      if (head == (known | PieceQueue::kEnd) && tail_ == known) break;
     }
     if (lane_index() == 0) queue_.stop();  // for the warp that watches
   }
 
  private:
-  /// One lane polls: until the next piece was moved, the oldest one's time has come, or all is done and no more come.
-  DEEP_EP_DEVICE void wait_for_work() {
-    if (lane_index() == 0) {
-      for (int polls = 0;; ++polls) {
-        const std::uint64_t head = load_acquire<Scope::block>(&queue_.head);
-        if (fenced_ < (head & ~PieceQueue::kEnd) && is_moved(fenced_)) break;
-        if (tail_ < fenced_ && (now_ns() >= queue_.piece(tail_).due || queue_.is_stopped())) break;
-        if (head == (tail_ | PieceQueue::kEnd)) break;
-        pause(polls);
-      }
-    }
-    warp::sync();
+  /// Until the next piece was moved, the oldest one's time has come, or all is done and no more come.
+  DEEP_EP_DEVICE std::uint64_t wait_for_work() const {
+    return wait_for_word([&] { return load_acquire<Scope::block>(&queue_.head); },
+                         [&](std::uint64_t head) {
+                           if (fenced_ < (head & ~PieceQueue::kEnd) && is_moved(fenced_)) return true;
+                           const bool waits = tail_ < fenced_;
+                           if (waits && (now_ns() >= queue_.piece(tail_).due || queue_.is_stopped())) return true;
+                           return head == (tail_ | PieceQueue::kEnd);
+                         });
   }
 
   /// Of a piece that was put in: do its bytes lie in memory?
@@ -130,9 +119,19 @@ class Finisher {
     warp::sync();  // additions are at their places before a completion says so
     const std::uint32_t completing = warp::ballot((what & kCompletes) != 0);
     if (completing == 0) return;
+    if (const std::uint64_t most = params_.speed.completion_ns; most != 0) {
+      // Pieces behind these completions wait, too.
+      const std::uint64_t until = time + scattered(tail_, most);
+      for (int polls = 1; now_ns() < until && !queue_.is_stopped(); ++polls) pause(polls);
+    }
     const std::uint32_t same = warp::match_any(what != 0 ? piece.queue : ~0u) & completing;
     const bool last = (what & kCompletes) != 0 && (same >> lane_index()) == 1;  // one entry: the last is left
-    if (last) complete(piece, time);
+    if (last && (what & kFails) != 0) {
+      fail(piece);
+    } else if (last) {
+      store_release<Scope::system>(&params_.queues[piece.queue].completion->tail,
+                                   rdma::tail_word(piece.index, rdma::kCompletionOk));
+    }
     warp::sync();
   }
 
@@ -150,41 +149,10 @@ class Finisher {
     return first < count ? first : count;
   }
 
-  DEEP_EP_DEVICE void complete(const Piece& piece, std::uint64_t time) const {
-    if ((piece.what & kFails) != 0) return fail(piece);
-    if (params_.speed.completion_ns == 0) return write(piece.queue, piece.index);
-    SimulatedQueueState& state = params_.states[piece.queue];
-    if (state.late_end == 0) state.late_at = time + scattered(piece.index, params_.speed.completion_ns);
-    state.late_end = piece.index + 1;
-  }
-  /// Writes the delayed completions whose time has come; are there others?
-  DEEP_EP_DEVICE bool complete_late() const {
-    const std::uint64_t time = now_ns();
-    bool others = false;
-    for (int q = lane_index(); q < params_.num_queues; q += kWarpSize) {
-      SimulatedQueueState& state = params_.states[q];
-      if (state.late_end == 0) continue;
-      if (time < state.late_at && !queue_.is_stopped()) {
-        others = true;
-        continue;
-      }
-      write(static_cast<std::uint32_t>(q), state.late_end - 1);
-      state.late_end = 0;
-    }
-    others = warp::any(others);
-    warp::sync();
-    return others;
-  }
-
-  DEEP_EP_DEVICE void write(std::uint32_t q, std::uint64_t index) const {
-    store_release<Scope::system>(&params_.queues[q].completion->tail, rdma::tail_word(index, rdma::kCompletionOk));
-  }
-
   DEEP_EP_DEVICE void fail(const Piece& piece) const {
     const SimulatedQueue& pair = params_.queues[piece.queue];
     const rdma::WorkQueueEntry& entry = pair.ring[static_cast<std::uint32_t>(piece.index) & (pair.depth - 1)];
     const std::uint32_t opcode = rdma::swap32(entry.segment[0].word[0]) & 0xffu;
-    params_.states[piece.queue].late_end = 0;
     pair.completion->vendor_syndrome = 0;
     pair.completion->syndrome = static_cast<std::uint8_t>(piece.add);
     pair.completion->opcode_number = rdma::swap32(opcode << 24 | pair.number);

@@ -28,8 +28,6 @@ struct SimulatedQueue {
 struct SimulatedQueueState {
   std::uint64_t taken = 0;     ///< entries
   std::uint64_t failed = 0;    ///< 1: nothing is executed any more
-  std::uint64_t late_end = 0;  ///< entries that a delayed completion will report; 0: there is none
-  std::uint64_t late_at = 0;   ///< when
   std::uint64_t way_free = 0;  ///< when the slow path is free
 };
 

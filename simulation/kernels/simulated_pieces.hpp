@@ -3,7 +3,6 @@
 #pragma once
 
 #include "kernels/common/carver.hpp"
-#include "kernels/primitives/mbarrier.hpp"
 #include "kernels/primitives/memory.hpp"
 #include "kernels/primitives/warp.hpp"
 #include "simulation/kernels/simulated_nic.hpp"
@@ -12,7 +11,6 @@ namespace deep_ep::device::simulated {
 
 inline constexpr std::uint32_t kPieceBytes = 4096;  ///< what a warp copies at once
 inline constexpr std::uint32_t kMostPieces = 512;   ///< under way
-inline constexpr std::uint32_t kMoverStages = 3;    ///< pieces of a warp in shared memory
 
 /// What is behind a piece, in Piece::what.
 inline constexpr std::uint32_t kAdds = 1;       ///< an addition to `to`; the value before goes to `from`
@@ -48,7 +46,6 @@ struct PieceQueue {
 
   std::uint64_t head;     ///< pieces put in; with kEnd, the last ones
   std::uint64_t tail;     ///< pieces finished
-  std::uint64_t found;    ///< rounds in which the taker has found something
   std::uint64_t stopped;  ///< not 0: nothing is taken any more, and nothing waits for its time
   std::uint64_t mask;     ///< slots - 1; they follow
 
@@ -75,23 +72,18 @@ struct Shared {
   PieceQueue::Slot* slots;   ///< [pieces]
   Served* served;            ///< [num_queues]
   SimulatedRegion* regions;  ///< [num_regions]
-  Mbarrier* barriers;        ///< [movers][kMoverStages]
-  std::byte* stages;         ///< [movers][kMoverStages], kPieceBytes each
   std::size_t bytes;
 
-  DEEP_EP_HOST_DEVICE Shared(Carver carver, std::size_t num_queues, std::size_t num_regions, std::size_t movers,
-                             std::size_t pieces)
+  DEEP_EP_HOST_DEVICE Shared(Carver carver, std::size_t num_queues, std::size_t num_regions, std::size_t pieces)
       : queue(*carver.take<PieceQueue>()),
         slots(carver.take<PieceQueue::Slot>(pieces)),
         served(carver.take<Served>(num_queues)),
         regions(carver.take<SimulatedRegion>(num_regions)),
-        barriers(carver.take<Mbarrier>(movers * kMoverStages)),
-        stages(carver.take<std::byte>(movers * kMoverStages * kPieceBytes, kLine)),
         bytes(carver.bytes()) {}
 
   /// By all threads of the block, before a sync.
   DEEP_EP_DEVICE void fill(const SimulatedNicParams& params) const {
-    if (thread_index() == 0) queue.head = queue.tail = queue.found = queue.stopped = 0;
+    if (thread_index() == 0) queue.head = queue.tail = queue.stopped = 0;
     if (thread_index() == 0) queue.mask = params.pieces - 1;
     for (int i = thread_index(); i < static_cast<int>(params.pieces); i += block_threads()) slots[i].moved = 0;
     for (int i = thread_index(); i < params.num_regions; i += block_threads()) regions[i] = params.regions[i];
@@ -108,12 +100,12 @@ DEEP_EP_DEVICE std::uint64_t scattered(std::uint64_t number, std::uint64_t below
   return ((number + 1) * 0x9e3779b97f4a7c15u >> 20) % below;
 }
 
-/// One lane polls, all of them have acquired.
-template <class Word, class Enough>
-DEEP_EP_DEVICE std::uint64_t wait_for_word(const Word* word, Enough enough) {
+/// By a warp: one lane polls until `look()` gives enough, and all get that. All may read what it has acquired.
+template <class Look, class Enough>
+DEEP_EP_DEVICE std::uint64_t wait_for_word(Look look, Enough enough) {
   std::uint64_t seen = 0;
   if (lane_index() == 0) {
-    for (int spins = 0; !enough(seen = load_acquire<Scope::block>(word)); ++spins) pause(spins);
+    for (int spins = 0; !enough(seen = look()); ++spins) pause(spins);
   }
   seen = warp::shuffle(seen, 0);
   warp::sync();

@@ -43,26 +43,17 @@ class Taker {
     std::uint32_t fresh = 0;  ///< entries
   };
 
-  /// Waits until a lane finds a doorbell that was rung; true if the time is over. Each lane polls by itself, and no
-  /// longer than the others: what lanes do together costs more.
+  /// Waits until a lane finds a doorbell that was rung; true if the time is over.
   DEEP_EP_DEVICE bool find_work() {
     const std::uint64_t since = now_ns();
     bool over = false;
-    ++round_;
-    for (int polls = 0;; ++polls) {
-      if (look()) store_relaxed<Scope::block>(&queue_.found, round_);
-      if (load_relaxed<Scope::block>(&queue_.found) == round_) break;
-      over = lane_index() == 0 && is_idle(since);
-      if (over) store_relaxed<Scope::block>(&queue_.found, round_);
+    for (int polls = 0; !WholeWarp::any(look() || over); ++polls) {
       pause(polls);
+      over = lane_index() == 0 && ((params_.idle_ns != 0 && now_ns() - since > params_.idle_ns) || queue_.is_stopped());
     }
     over = WholeWarp::any(over || (params_.most_ns != 0 && now_ns() - begin_ > params_.most_ns));
     warp::sync();  // what a lane acquired, all may read
     return over;
-  }
-
-  DEEP_EP_DEVICE bool is_idle(std::uint64_t since) const {
-    return (params_.idle_ns != 0 && now_ns() - since > params_.idle_ns) || queue_.is_stopped();
   }
 
   /// Looks once at the doorbells of this lane's queue pairs, starting behind the one found last.
@@ -225,7 +216,8 @@ class Taker {
       const std::uint32_t more = all - first < kWarpSize ? all - first : kWarpSize;
       if (head_ + more - tail_ > room_) {
         const std::uint64_t enough = head_ + more - room_;
-        tail_ = wait_for_word(&queue_.tail, [&](std::uint64_t tail) { return tail >= enough; });
+        tail_ = wait_for_word([&] { return load_acquire<Scope::block>(&queue_.tail); },
+                              [&](std::uint64_t tail) { return tail >= enough; });
       }
       if (lender_.lends()) lender_.lend(piece, head_ + static_cast<std::uint64_t>(lane_index()), number < all);
       if (number < all) queue_.piece(head_ + static_cast<std::uint64_t>(lane_index())) = piece;
@@ -242,8 +234,7 @@ class Taker {
   std::uint64_t room_;   ///< pieces that may be under way
   std::uint64_t begin_;  ///< times are counted from here
   double line_ = 0;      ///< when the line is free
-  std::uint64_t round_ = 0;
-  int turn_ = 0;  ///< which of this lane's queue pairs is looked at first
+  int turn_ = 0;         ///< which of this lane's queue pairs is looked at first
   Found found_;
   std::uint64_t head_ = 0;
   std::uint64_t tail_ = 0;  ///< as last seen

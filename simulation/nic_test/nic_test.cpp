@@ -1,7 +1,6 @@
 #include "simulation/nic_test/nic_test.hpp"
 
 #include <algorithm>
-#include <array>
 #include <exception>
 #include <functional>
 #include <utility>
@@ -15,12 +14,6 @@ namespace deep_ep::rdma::nic_test {
 namespace {
 
 constexpr double kMostOfAWay = 2;  ///< seconds for a completion; there are several ways, and most answer at once
-
-/// How a check went on one side; all-gathered.
-struct Verdict {
-  bool failed = false;
-  std::array<char, 300> found{};
-};
 
 /// While it lives, failures are meant to be.
 class OnPurpose {
@@ -99,31 +92,23 @@ class Examination {
       return;
     }
     Line line;
-    try {
-      if (needs != Needs::nothing && !connected_) connect();
-      line = examine();
-    } catch (const std::exception& error) {
-      line = {name, Outcome::fail, error.what(), "the device, or the system, refuses what a run needs",
-              "as the text says; deep_ep doctor looks at GPUs, NICs and drivers"};
-    }
-    if (hear_of_the_other(line)) connected_ = false;  // what it leaves may not work
-    lines_.push_back(std::move(line));
-  }
-
-  /// Has the check failed on either side? Where it has on the other one alone, the line here says so.
-  bool hear_of_the_other(Line& line) const {
-    Verdict mine{.failed = line.outcome == Outcome::fail};
-    line.found.copy(mine.found.data(), mine.found.size() - 1);
-    const std::vector<Verdict> all = all_gather_values(bootstrap_, mine);
-    const auto failed = std::find_if(all.begin(), all.end(), [](const Verdict& one) { return one.failed; });
-    if (failed == all.end()) return false;
-    if (!mine.failed) {
-      line = {line.check, Outcome::fail,
-              fmt::format("{}; but on the other machine: {}", line.found, failed->found.data()),
+    const auto failure = first_failure(bootstrap_, [&] {
+      try {
+        if (needs != Needs::nothing && !connected_) connect();
+        line = examine();
+      } catch (const std::exception& error) {
+        line = {name, Outcome::fail, error.what(), "the device, or the system, refuses what a run needs",
+                "as the text says; deep_ep doctor looks at GPUs, NICs and drivers"};
+      }
+      if (line.outcome == Outcome::fail) throw SystemError(line.found);
+    });
+    if (failure) connected_ = false;  // what it leaves may not work
+    if (failure && line.outcome != Outcome::fail) {
+      line = {name, Outcome::fail, fmt::format("{}; but on the other machine: {}", line.found, failure->why),
               "these two machines cannot work together, even if each of them is all right",
               "see the other machine's report"};
     }
-    return true;
+    lines_.push_back(std::move(line));
   }
 
   Line handler() {

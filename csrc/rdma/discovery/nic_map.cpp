@@ -65,29 +65,20 @@ class Mapper {
 
   // --- the operator's mapping ---
 
-  // The one that the entry names.
-  std::optional<std::size_t> find_gpu(const MappingEntry& entry) const {
-    std::optional<std::size_t> found;
-    for (std::size_t i = 0; i < map_.gpus.size(); ++i) {
-      const Gpu& gpu = map_.gpus[i];
-      const bool same = entry.cuda_id ? gpu.cuda_id == entry.cuda_id
-                                      : ::strncasecmp(gpu.uuid.c_str(), entry.uuid.c_str(), entry.uuid.size()) == 0;
-      if (same && found) return std::nullopt;
-      if (same) found = i;
-    }
-    return found;
-  }
-
   void apply_mapping() {
     for (NicMapRow& row : map_.rows) row.problem = kNotNamed;
     for (const MappingEntry& entry : settings_.mapping) {
-      const auto gpu = find_gpu(entry);
-      if (!gpu) {
+      const auto is_named = [&](const Gpu& gpu) {
+        return entry.cuda_id ? gpu.cuda_id == entry.cuda_id
+                             : ::strncasecmp(gpu.uuid.c_str(), entry.uuid.c_str(), entry.uuid.size()) == 0;
+      };
+      if (std::ranges::count_if(map_.gpus, is_named) != 1) {
         map_.warnings.push_back(
             fmt::format("DEEP_EP_DEVICE_TO_HCA_MAPPING: '{}' names no GPU of this machine", entry.text));
         continue;
       }
-      NicMapRow& row = map_.rows[*gpu];
+      const auto gpu = std::ranges::find_if(map_.gpus, is_named) - map_.gpus.begin();
+      NicMapRow& row = map_.rows[static_cast<std::size_t>(gpu)];
       if (!row.problem.empty() && row.problem != kNotNamed) continue;
       row.problem = check_entry(entry, row.nics);
       if (!row.problem.empty()) row.nics.clear();  // a NIC that is not there is a problem of the whole

@@ -21,7 +21,6 @@ RingLayout RingLayout::of(std::uint32_t depth, std::size_t alignment) {
   layout.depth = depth;
   layout.completion = std::size_t{depth} * sizeof(device::rdma::WorkQueueEntry);
   layout.doorbell = layout.completion + kLine;
-  layout.unused_record = layout.doorbell + kLine / 2;
   layout.bytes = round_up(layout.doorbell + kLine, alignment);
   return layout;
 }

@@ -16,10 +16,10 @@ struct RingLayout {
   std::uint32_t depth = 0;
   std::size_t completion = 0;  ///< the one completion entry
   /// What the owner writes for the one who executes: the producer index (handler `cpu`), or the doorbell record of an
-  /// mlx5 queue pair, 4 bytes for receiving (unused), then 4 for sending.
+  /// mlx5 queue pair, 4 bytes for receiving (unused), then 4 for sending; 64 bytes further, the record of its
+  /// completion queue, which nobody writes.
   std::size_t doorbell = 0;
-  std::size_t unused_record = 0;  ///< doorbell record of the completion queue, which nobody writes
-  std::size_t bytes = 0;          ///< a multiple of the alignment
+  std::size_t bytes = 0;  ///< a multiple of the alignment
 
   static RingLayout of(std::uint32_t depth, std::size_t alignment);
 };

@@ -51,7 +51,7 @@ GpuAccess gpu_access(int device) {
               "cudaDeviceGetAttribute of the ordering of GPUDirect RDMA writes");
   return {order >= cudaGPUDirectRDMAWritesOrderingOwner,
           [device](void* address, std::size_t bytes) { return export_dma_buf(device, address, bytes); },
-          std::make_shared<DoorbellPages>([device](void* page) { return map_page(page, device); })};
+          [device](void* page) { return map_page(page, device); }};
 }
 
 }  // namespace deep_ep::rdma::verbs

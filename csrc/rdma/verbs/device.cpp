@@ -89,10 +89,11 @@ QueuePairAddress Device::find_address() const {
   // fit.
   address.packet_number = random_bits<std::uint32_t>() & 0xffffff;
   address.outstanding_reads_in = static_cast<std::uint8_t>(std::clamp(limits_.max_qp_rd_atom, 0, 255));
-  if ((ethernet || address.needs_global_route != 0) && GidEntry{.bytes = address.gid}.is_zero()) {
+  // Also where this port takes packets without a global route: a peer's may not, and then this GID is the source.
+  if (GidEntry{.bytes = address.gid}.is_zero()) {
     fail<InvalidArgument>(
-        "GID index {} of RDMA device {} port {} is empty (0 to {} exist; an address is missing on "
-        "its network interface, or the index is wrong)",
+        "GID index {} of RDMA device {} port {} is empty (0 to {} exist; an address is missing on its network "
+        "interface, or the index is wrong: DEEP_EP_RDMA_GID_INDEX=auto chooses one)",
         path_.gid_index, name_, path_.port, port.gid_tbl_len - 1);
   }
   return address;

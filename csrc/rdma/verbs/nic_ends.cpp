@@ -33,28 +33,25 @@ HeapOnNic NicAccess::open(const std::string& name, const PathOptions& path, cons
   return {device, make_completion_queue(device, 1), signals, relaxed_ordering ? Registration(device, range) : signals};
 }
 
-NicAccess access_of(const NicAssignment& assignment, const Executor& executor, const RdmaSettings& settings) {
-  NicAccess access;
-  access.nic = assignment;
-  if (executor.device().kind == deep_ep::Device::Kind::cuda) {
-    access.gpu = gpu_access(executor.device().index);
-    if (!settings.dma_buf) access.gpu->export_dma_buf = {};
-  }
-  access.relaxed_ordering = settings.relaxed_ordering == Choice::yes;
-  if (settings.relaxed_ordering == Choice::automatic) {
-    access.relaxed_ordering = assignment.nic.capability == Capability::mlx5 && is_virtual_machine({});
-  }
-  return access;
+bool relaxes_ordering(const RdmaSettings& settings, const Nic& nic) {
+  if (settings.relaxed_ordering != Choice::automatic) return settings.relaxed_ordering == Choice::yes;
+  return nic.capability == Capability::mlx5 && is_virtual_machine({});
 }
 
 NicAccess open_nic(const NicAssignment& assignment, const Executor& executor, const RdmaSettings& settings,
                    const SymmetricHeap& heap) {
-  NicAccess access = access_of(assignment, executor, settings);
+  NicAccess access;
+  access.nic = assignment;
+  access.relaxed_ordering = relaxes_ordering(settings, assignment.nic);
+  if (executor.device().kind == deep_ep::Device::Kind::cuda) {
+    access.gpu = gpu_access(executor.device().index);
+    if (!settings.dma_buf) access.gpu->export_dma_buf = {};
+  }
   access.heap = access.open(assignment.nic.name, path_by(settings, assignment), verbs_functions(), heap);
   return access;
 }
 
-std::unique_ptr<Ends> make_nic_ends(NicHandler handler, const NicAccess& nic, const std::shared_ptr<Executor>& executor,
+std::unique_ptr<Ends> make_nic_ends(NicHandler handler, NicAccess& nic, const std::shared_ptr<Executor>& executor,
                                     const ConnectionOptions& options) {
   if (handler == NicHandler::cpu) return make_verbs_ends(nic, executor, options);
   try {

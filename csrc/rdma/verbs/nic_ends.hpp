@@ -19,6 +19,9 @@ class Executor;
 namespace deep_ep::rdma::verbs {
 
 struct Mlx5Functions;
+namespace devx {
+struct DevxDevice;
+}
 
 /// An opened NIC, and the heap, addressed from 0, as it reaches it.
 struct HeapOnNic {
@@ -35,19 +38,17 @@ struct HeapOnNic {
   }
 };
 
-/// NICs of this node on other rails, by which these rails' ranks of other nodes write to this rank's heap. Of each
-/// rail; without a device for this rank's own.
-using LandingNics = std::vector<HeapOnNic>;
-
 /// What ends on a NIC need: the NIC, and what lets it reach the rank's memory and be driven by its kernels.
 struct NicAccess {
   NicAssignment nic;
-  HeapOnNic heap;                       ///< after open()
-  std::optional<GpuAccess> gpu;         ///< whose are heap and rings; nothing: the CPU's
-  bool relaxed_ordering = false;        ///< of payload
-  const Mlx5Functions* mlx5 = nullptr;  ///< null: those of this machine
-  /// Where ends keep to rails.
-  std::shared_ptr<const LandingNics> landing_nics;
+  HeapOnNic heap;                               ///< after open()
+  std::optional<GpuAccess> gpu;                 ///< whose are heap and rings; nothing: the CPU's
+  bool relaxed_ordering = false;                ///< of payload
+  const Mlx5Functions* mlx5 = nullptr;          ///< null: those of this machine
+  std::shared_ptr<devx::DevxDevice> devx = {};  ///< what all ends by DevX share; the first of them make it
+  /// Where ends keep to rails: NICs of this node, by which their rails' ranks of other nodes write to this rank's heap.
+  /// Of each rail; without a device for this rank's own.
+  std::vector<HeapOnNic> landing_nics = {};
 
   /// Opens a port of a device and registers the heap with it.
   HeapOnNic open(const std::string& name, const PathOptions& path, const VerbsFunctions& functions,
@@ -64,17 +65,14 @@ class NicEnds : public Ends {
  protected:
   /// `shape`: where they lie.
   void make_rings(const std::shared_ptr<Executor>& executor, const RingOptions& shape);
-  /// See RingMemory::queue_pair().
-  RdmaQueuePair queue_pair(std::size_t end, std::uint32_t number) const {
-    return rings_->queue_pair(end, number, options_.peer(end),
-                              {reinterpret_cast<std::uint64_t>(rings_->sinks()), sinks_->local_key()});
-  }
-  /// What kernels need to reach `peer` by this queue pair.
-  RdmaPeerParams params_of(const RdmaQueuePair& queue, const QueuePairAddress& peer) const {
-    return {queue, nic_.heap.payload.local_key(), peer.heap_key, peer.signal_key};
+  /// What kernels need to reach `peer` by the end's queue pair, which has this number. See RingMemory::queue_pair().
+  RdmaPeerParams params_of(std::size_t end, std::uint32_t number, const QueuePairAddress& peer) const {
+    return {rings_->queue_pair(end, number, options_.peer(end),
+                               {reinterpret_cast<std::uint64_t>(rings_->sinks()), sinks_->local_key()}),
+            nic_.heap.payload.local_key(), peer.heap_key, peer.signal_key};
   }
   const HeapOnNic& landing_nic(std::size_t end) const {
-    return nic_.landing_nics->at(static_cast<std::size_t>(options_.rail_of(options_.peer(end))));
+    return nic_.landing_nics.at(static_cast<std::size_t>(options_.rail_of(options_.peer(end))));
   }
 
   NicAccess nic_;
@@ -86,14 +84,15 @@ class NicEnds : public Ends {
 /// administrator set for that port.
 PathOptions path_by(const RdmaSettings& settings, const NicAssignment& assignment);
 
-/// For the ranks of `executor`; not yet opened.
-NicAccess access_of(const NicAssignment& assignment, const Executor& executor, const RdmaSettings& settings);
-/// The same, opened.
+/// May PCIe bring payload in any order?
+bool relaxes_ordering(const RdmaSettings& settings, const Nic& nic);
+
+/// For the ranks of `executor`.
 NicAccess open_nic(const NicAssignment& assignment, const Executor& executor, const RdmaSettings& settings,
                    const SymmetricHeap& heap);
 
 /// Makes queue pairs for this handler. SystemError: the device refuses, or the handler is impossible here.
-std::unique_ptr<Ends> make_nic_ends(NicHandler handler, const NicAccess& nic, const std::shared_ptr<Executor>& executor,
+std::unique_ptr<Ends> make_nic_ends(NicHandler handler, NicAccess& nic, const std::shared_ptr<Executor>& executor,
                                     const ConnectionOptions& options);
 
 /// Handler `cpu`: verbs queue pairs, rings in pinned memory.
@@ -102,7 +101,7 @@ std::unique_ptr<Ends> make_verbs_ends(const NicAccess& nic, const std::shared_pt
 
 /// Handlers `gpu` and `doorbell`: DevX queue pairs. Rings lie in the GPU's memory, or in pinned memory if the device
 /// cannot use that. SystemError: kernels of this executor cannot drive this device, and why.
-std::unique_ptr<Ends> make_devx_ends(NicHandler handler, const NicAccess& nic,
-                                     const std::shared_ptr<Executor>& executor, const ConnectionOptions& options);
+std::unique_ptr<Ends> make_devx_ends(NicHandler handler, NicAccess& nic, const std::shared_ptr<Executor>& executor,
+                                     const ConnectionOptions& options);
 
 }  // namespace deep_ep::rdma::verbs

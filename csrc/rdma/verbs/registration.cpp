@@ -85,7 +85,4 @@ Registration::Registration(std::shared_ptr<Device> device, const MemoryRange& ra
   region_ = owned(std::move(device), region, functions.dereg_mr, "ibv_dereg_mr");
 }
 
-std::uint32_t Registration::local_key() const { return region_->lkey; }
-std::uint32_t Registration::remote_key() const { return region_->rkey; }
-
 }  // namespace deep_ep::rdma::verbs

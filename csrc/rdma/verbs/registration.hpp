@@ -9,8 +9,6 @@
 #include "csrc/rdma/verbs/device.hpp"
 #include "csrc/support/unique_fd.hpp"
 
-struct ibv_mr;
-
 namespace deep_ep::rdma::verbs {
 
 /// Makes a descriptor of the dma-buf that covers exactly the given bytes of GPU memory, or throws saying why it cannot.
@@ -44,8 +42,8 @@ class Registration {
   /// Errors of register_memory().
   Registration(std::shared_ptr<Device> device, const MemoryRange& range);
 
-  std::uint32_t local_key() const;
-  std::uint32_t remote_key() const;
+  std::uint32_t local_key() const { return region_->lkey; }
+  std::uint32_t remote_key() const { return region_->rkey; }
   const char* path() const { return path_; }  ///< see register_memory()
 
  private:

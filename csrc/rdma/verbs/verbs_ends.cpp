@@ -46,9 +46,9 @@ class VerbsEnds final : public NicEnds {
 
   RdmaPeerParams connect(std::size_t end, const QueuePairAddress& peer) override {
     wire_.queue_pair(end).connect(peer, options_.hasty);
-    const RdmaQueuePair queue = queue_pair(end, wire_.queue_pair(end).number());
-    handler_.add(queue);
-    return params_of(queue, peer);
+    const RdmaPeerParams params = params_of(end, wire_.queue_pair(end).number(), peer);
+    handler_.add(params.queue);
+    return params;
   }
 
   /// 0 is added to the first word of the peer's heap.

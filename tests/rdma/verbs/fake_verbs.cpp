@@ -252,7 +252,7 @@ void fill(Mlx5Functions& f) {
     return ended();
   };
   f.alloc_uar = [](ibv_context*, std::uint32_t flags) -> mlx5dv_devx_uar* {
-    const char* kind = flags == 1U << 31 ? "alloc_uar dedicated" : flags == 1 ? "alloc_uar NC" : "alloc_uar BF";
+    const char* kind = flags == 1 ? "alloc_uar NC" : "alloc_uar BF";
     if (fake->refuses(kind)) return nullptr;
     fake->firmware.add_register(fake->uar.page_id);
     return made(&fake->uar);

@@ -49,7 +49,7 @@ class ManyNodesTest : public test::NicFixture {
 
 TEST_F(ManyNodesTest, EveryQueueHasAPlaceThatTheFirmwareCanName) {
   for (const std::size_t page_bytes : {std::size_t{4096}, std::size_t{65536}}) {
-    nic_.gpu->doorbells->page_bytes = page_bytes;
+    nic_.gpu->page_bytes = page_bytes;
     for (int nodes = 2; nodes <= 16; ++nodes) {
       for (const int lanes : {1, 2, 4}) {
         SCOPED_TRACE(fmt::format("{} nodes, {} lanes, pages of {} bytes", nodes, lanes, page_bytes));

@@ -136,13 +136,14 @@ TEST_F(NicEndsTest, HandlerGpuWithRingsInGpuMemory) {
   EXPECT_EQ(commands(0x504).size(), 2u);
 }
 
-/// Of what the first asks for, the others ask for their own commands and doorbell registers alone.
+/// Of what the first asks for, the others ask for their own commands alone.
 TEST_F(NicEndsTest, ManyQueuePairsShareWhatTheyCan) {
   make();
   const auto calls = [&](const char* name) { return std::count(fake_.calls.begin(), fake_.calls.end(), name); };
   EXPECT_EQ(fake_.commands.size(), 5u * kChannels + 3) << "each: CREATE_CQ, CREATE_QP, three states";
-  EXPECT_EQ(calls("alloc_uar dedicated"), kChannels + 1) << "one to try whether kernels can ring";
-  for (const char* once : {"create_ah", "query_eqn", "umem_reg_ex dma-buf"}) EXPECT_EQ(calls(once), 1) << once;
+  for (const char* once : {"create_ah", "query_eqn", "alloc_uar NC", "umem_reg_ex dma-buf"}) {
+    EXPECT_EQ(calls(once), 1) << once;
+  }
 }
 
 TEST_F(NicEndsTest, IdleWhenTheLastEntryIsCompleteOrHasFailed) {
@@ -319,16 +320,19 @@ TEST_F(NicEndsTest, TheDevicesQueuesMayBeSmallerThanTheRings) {
             "hold 20, send queues 8192)");
 }
 
-TEST_F(NicEndsTest, PagesOfRegistersAreMappedOnceWhateverTheirSize) {
-  // Devices put their registers on pages of 4 KiB, sixteen of which then lie on one page of some machines; and
-  // rdma-core before 45 has one register for all queue pairs of an opened device.
-  nic_.gpu->doorbells->page_bytes = test::kMachinePage;
-  std::vector<std::shared_ptr<std::uint64_t>> owned;
-  for (const std::size_t place : {0x0800u, 0x1800u, 0xf900u, 0x0800u}) {
-    owned.push_back(nic_.gpu->doorbells->map(test::registers + place));
-    EXPECT_EQ(static_cast<void*>(owned.back().get()), test::registers + place + test::kMachinePage);
+TEST_F(NicEndsTest, OnePageOfRegistersIsMappedForAllEndsWhateverItsSize) {
+  // Devices put their registers on pages of 4 KiB, sixteen of which then lie on one page of some machines.
+  nic_.gpu->page_bytes = test::kMachinePage;
+  fake_.uar.reg_addr = test::registers + 0x1800;
+  NicAccess nic = nic_;
+  nic.heap = nic.open("fake_0", {.gid_index = 3}, fake_.functions, *heap_);
+  std::vector<std::unique_ptr<Ends>> sets;
+  for (int set = 0; set < 2; ++set) {
+    sets.push_back(make_nic_ends(NicHandler::gpu, nic, executor_, {.peers = {1}, .depth = kDepth}));
+    const RdmaPeerParams params = sets.back()->connect(0, sets.back()->address(0));
+    EXPECT_EQ(static_cast<void*>(params.queue.doorbell), test::registers + 0x1800 + test::kMachinePage);
   }
-  owned.erase(owned.begin());
+  sets.erase(sets.begin());
   EXPECT_EQ(mapped_, std::set<void*>{test::registers});
 }
 

@@ -36,17 +36,16 @@ class NicFixture : public testing::Test {
     gpu.export_dma_buf = [](void*, std::size_t) { return UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC)); };
     nic_.mlx5 = &fake_.mlx5;
     // Refuses a page of the machine that is mapped already, as CUDA does.
-    gpu.doorbells = std::make_shared<DoorbellPages>([this](void* page) -> std::shared_ptr<void> {
+    gpu.map_page = [this](void* page) -> std::shared_ptr<void> {
       if (!refusal_of_pages_.empty()) throw SystemError(refusal_of_pages_);
-      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(page) % nic_.gpu->doorbells->page_bytes, 0u)
-          << "no beginning of a page";
+      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(page) % nic_.gpu->page_bytes, 0u) << "no beginning of a page";
       EXPECT_TRUE(mapped_.insert(page).second);
       return {static_cast<std::byte*>(page) + kMachinePage, [this, page](void*) { mapped_.erase(page); }};
-    });
+    };
   }
   ~NicFixture() override {
     ends_.reset();
-    nic_.landing_nics.reset();
+    nic_.landing_nics.clear();
     EXPECT_EQ(fake_.alive, 0);
     EXPECT_EQ(fake_.broken_rules, std::vector<std::string>{});
     EXPECT_TRUE(mapped_.empty());

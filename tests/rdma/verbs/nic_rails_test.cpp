@@ -61,7 +61,7 @@ TEST_F(NicRailsTest, WhatAPathLacksIsSaid) {
 TEST_F(NicRailsTest, TheHeapIsWrittenByTheNicOfEachOtherRail) {
   const ConnectionOptions options{.rank = 4, .peers = {0, 1, 2}, .channels = 2, .depth = 64, .rail_width = 3};
   const auto open = [&] { return nic_.open("fake_0", {.gid_index = 3}, fake_.functions, *heap_); };
-  nic_.landing_nics = std::make_shared<const LandingNics>(LandingNics{open(), {}, open()});
+  nic_.landing_nics = {open(), {}, open()};
   make(options);
   std::set<std::uint32_t> numbers;
   for (std::size_t end = 0; end < options.ends(); ++end) {

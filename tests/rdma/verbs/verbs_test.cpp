@@ -161,8 +161,12 @@ TEST_F(VerbsTest, EndsThatCannotTalkAreTold) {
 
 TEST_F(VerbsTest, APortThatCannotBeUsedIsNamed) {
   path_.gid_index = 1;
-  EXPECT_TRUE(says(message_of<InvalidArgument>([&] { open(); }),
-                   {"GID index 1 of RDMA device fake_0 port 1 is empty (0 to 7 exist"}));
+  for (const int link_layer : {IBV_LINK_LAYER_ETHERNET, IBV_LINK_LAYER_INFINIBAND}) {
+    fake_.port.link_layer = static_cast<std::uint8_t>(link_layer);
+    EXPECT_TRUE(
+        says(message_of<InvalidArgument>([&] { open(); }),
+             {"GID index 1 of RDMA device fake_0 port 1 is empty (0 to 7 exist", "DEEP_EP_RDMA_GID_INDEX=auto"}));
+  }
   fake_.port.state = IBV_PORT_DOWN;
   EXPECT_TRUE(says(message_of<SystemError>([&] { open(); }), {"fake_0 port 1 is down, not active"}));
 }

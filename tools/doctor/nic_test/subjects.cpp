@@ -25,8 +25,8 @@ rdma::nic_test::MakeEndsOn on_nic(const rdma::NicAssignment& nic, const std::sha
                                   rdma::RdmaSettings settings, double retry_s) {
   settings.path = giving_up_within(settings.path, retry_s);
   return [=](rdma::NicHandler handler, const SymmetricHeap& heap, const rdma::ConnectionOptions& options) {
-    return rdma::verbs::make_nic_ends(handler, rdma::verbs::open_nic(nic, *executor, settings, heap), executor,
-                                      options);
+    rdma::verbs::NicAccess opened = rdma::verbs::open_nic(nic, *executor, settings, heap);
+    return rdma::verbs::make_nic_ends(handler, opened, executor, options);
   };
 }
 
@@ -57,7 +57,7 @@ Subject nic_subject(const rdma::NicAssignment& nic, const std::shared_ptr<Execut
                   .handler = settings.nic_handler,
                   .others = {},
                   .no_others = "handler cpu: there is no doorbell register, and rings lie in host memory",
-                  .link = link_of(nic, rdma::verbs::access_of(nic, *executor, settings).relaxed_ordering)};
+                  .link = link_of(nic, rdma::verbs::relaxes_ordering(settings, nic.nic))};
   if (!cuda && subject.handler == rdma::NicHandler::automatic) subject.handler = rdma::NicHandler::cpu;
   const bool has_registers = cuda && nic.nic.capability == rdma::Capability::mlx5;
   subject.wants_gpu_handler = has_registers && settings.nic_handler < rdma::NicHandler::doorbell;

@@ -80,6 +80,7 @@ DevxDevice::DevxDevice(std::shared_ptr<Device> of, const Mlx5Functions& by, std:
   require(device->name(), functions.query_eqn(device->context(), 0, &event_queue), "mlx5dv_devx_query_eqn");
   counter_set = find_counter_set(*this);
   if (chooses_ports(*this)) bonded_ports = static_cast<std::uint8_t>(general.get(layout::cmd_hca_cap::num_lag_ports));
+  doorbell = make_doorbell(*this);
 }
 
 Mailbox DevxDevice::run(const Request& request) const {
@@ -90,6 +91,14 @@ MacAddress DevxDevice::mac_of(const QueuePairAddress& peer) {
   const auto known = macs_.find(peer.gid);
   if (known != macs_.end()) return known->second;
   return macs_[peer.gid] = find_mac(*this, peer);
+}
+
+std::uint64_t* DevxDevice::map_doorbell(const PageMapper& mapper) {
+  auto* const reg = static_cast<std::byte*>(doorbell->reg_addr);
+  const std::size_t place = reinterpret_cast<std::uintptr_t>(reg) % page_bytes;
+  // Once only, as CUDA demands.
+  if (mapped_page_ == nullptr) mapped_page_ = mapper(reg - place);
+  return reinterpret_cast<std::uint64_t*>(static_cast<std::byte*>(mapped_page_.get()) + place);
 }
 
 }  // namespace deep_ep::rdma::verbs::devx

@@ -10,6 +10,7 @@
 
 #include "csrc/rdma/queue_pair_address.hpp"
 #include "csrc/rdma/verbs/devx/objects.hpp"
+#include "csrc/rdma/verbs/gpu_access.hpp"
 
 namespace deep_ep::rdma::verbs {
 struct Mlx5Functions;
@@ -33,6 +34,8 @@ struct DevxDevice {
 
   /// The hardware address behind a peer's GID.
   MacAddress mac_of(const QueuePairAddress& peer);
+  /// The doorbell register as kernels address it. Errors of the mapper.
+  std::uint64_t* map_doorbell(const PageMapper& mapper);
 
   std::shared_ptr<Device> device;
   const Mlx5Functions& functions;
@@ -44,8 +47,10 @@ struct DevxDevice {
   /// Of the port's hw_counters, which the kernel gives to its own queue pairs alone: without it, losses and retries are
   /// counted nowhere. 0: not known, or the firmware has refused it.
   std::uint8_t counter_set = 0;
+  std::shared_ptr<mlx5dv_devx_uar> doorbell;  ///< of all queue pairs
 
  private:
+  std::shared_ptr<void> mapped_page_;  ///< of the register, once it is mapped
   std::map<GidBytes, MacAddress> macs_;
 };
 

@@ -22,13 +22,9 @@ class DevxEnds final : public NicEnds {
  public:
   DevxEnds(NicHandler handler, const NicAccess& nic, const std::shared_ptr<Executor>& executor,
            const ConnectionOptions& options)
-      : NicEnds(nic, options),
-        devx_(std::make_shared<devx::DevxDevice>(nic.heap.device, nic.mlx5 ? *nic.mlx5 : mlx5_functions(),
-                                                 nic.gpu->doorbells->page_bytes)) {
+      : NicEnds(nic, options) {
     if (handler == NicHandler::gpu) {
-      // Whether kernels can ring is tried on a register of its own, before anything else is made.
-      const auto trial = devx::make_doorbell(*devx_);
-      nic.gpu->doorbells->map(trial->reg_addr);
+      register_ = nic.devx->map_doorbell(nic.gpu->map_page);  // before anything else is made: kernels must reach it
     } else {
       ringer_.emplace(executor, options_.ends());
     }
@@ -45,16 +41,17 @@ class DevxEnds final : public NicEnds {
 
   RdmaPeerParams connect(std::size_t end, const QueuePairAddress& peer) override {
     pairs_[end].connect(peer);
-    RdmaQueuePair queue = queue_pair(end, pairs_[end].number());
+    RdmaPeerParams params = params_of(end, pairs_[end].number(), peer);
+    RdmaQueuePair& queue = params.queue;
     if (ringer_) {
-      ringer_->connect(end, queue, static_cast<std::uint64_t*>(pairs_[end].doorbell()));
+      ringer_->connect(end, queue, static_cast<std::uint64_t*>(nic_.devx->doorbell->reg_addr));
     } else {
-      queue.doorbell = registers_[end].get();
+      queue.doorbell = register_;
       queue.doorbell_record = rings_->doorbell_record(end);
     }
     // In the GPU's own memory all that the device reads is served by this GPU, see PortChannel.
     queue.system_scope = !rings_->options().on_gpu;
-    return params_of(queue, peer);
+    return params;
   }
 
   NicHandler handler() const override { return ringer_ ? NicHandler::doorbell : NicHandler::gpu; }
@@ -91,39 +88,39 @@ class DevxEnds final : public NicEnds {
   }
 
   void make(const std::shared_ptr<Executor>& executor, bool on_gpu) {
-    registers_.clear();
     pairs_.clear();
     make_rings(executor, {.on_gpu = on_gpu, .alignment = devx::kRingAlignment});
     const RingLayout& layout = rings_->layout();
-    const devx::Umem umem(*devx_, {.address = rings_->ring(0),
-                                   .bytes = layout.bytes * options_.ends(),
-                                   .gpu = on_gpu ? &nic_.gpu->export_dma_buf : nullptr});
+    const devx::Umem umem(*nic_.devx, {.address = rings_->ring(0),
+                                       .bytes = layout.bytes * options_.ends(),
+                                       .gpu = on_gpu ? &nic_.gpu->export_dma_buf : nullptr});
     // Records that a thread writes lie in memory of their own.
-    const devx::Umem records = ringer_ ? devx::Umem(*devx_, {ringer_->records(), ringer_->record_bytes()}) : umem;
+    const devx::Umem records = ringer_ ? devx::Umem(*nic_.devx, {ringer_->records(), ringer_->record_bytes()}) : umem;
     for (std::size_t i = 0; i < options_.ends(); ++i) {
       const std::size_t offset = i * layout.bytes;
       const std::size_t record = ringer_ ? i * 2 * sizeof(std::uint32_t) : offset + layout.doorbell;
-      pairs_.emplace_back(devx_, devx::QueueMemory{umem, offset, layout, records, record}, options_.port_offset(i));
-      if (!ringer_) registers_.push_back(nic_.gpu->doorbells->map(pairs_.back().doorbell()));
+      pairs_.emplace_back(nic_.devx, devx::QueueMemory{umem, offset, layout, records, record}, options_.port_offset(i));
     }
   }
 
-  // In this order; they are destroyed in the opposite order: mapped registers before the queue pairs that have them.
-  std::shared_ptr<devx::DevxDevice> devx_;
-  std::optional<Ringer> ringer_;  ///< handler `doorbell`
+  std::uint64_t* register_ = nullptr;  ///< handler `gpu`: as kernels ring it
+  std::optional<Ringer> ringer_;       ///< handler `doorbell`; its memory outlives the pairs
   std::vector<DevxQueuePair> pairs_;
-  std::vector<std::shared_ptr<std::uint64_t>> registers_;  ///< handler `gpu`: those of the pairs, as kernels ring them
-  std::jthread thread_;                                    ///< last: that of the ringer
+  std::jthread thread_;  ///< last: that of the ringer
 };
 
 }  // namespace
 
-std::unique_ptr<Ends> make_devx_ends(NicHandler handler, const NicAccess& nic,
-                                     const std::shared_ptr<Executor>& executor, const ConnectionOptions& options) {
+std::unique_ptr<Ends> make_devx_ends(NicHandler handler, NicAccess& nic, const std::shared_ptr<Executor>& executor,
+                                     const ConnectionOptions& options) {
   if (!nic.gpu) throw SystemError("this rank's kernels run on the CPU");
   if (nic.nic.nic.capability != Capability::mlx5) {
     fail<SystemError>("NIC {} is not one of NVIDIA's ConnectX or BlueField: its rings have another format",
                       nic.nic.name());
+  }
+  if (nic.devx == nullptr) {
+    nic.devx = std::make_shared<devx::DevxDevice>(nic.heap.device, nic.mlx5 ? *nic.mlx5 : mlx5_functions(),
+                                                  nic.gpu->page_bytes);
   }
   return std::make_unique<DevxEnds>(handler, nic, executor, options);
 }

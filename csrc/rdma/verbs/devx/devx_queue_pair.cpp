@@ -28,7 +28,7 @@ std::uint64_t log2_down(int value) { return value <= 0 ? 0 : std::bit_width(stat
 
 /// The one entry is overwritten by every completion: the queue is collapsed (cc). Its doorbell record is never written:
 /// nothing is armed, and an overrun is the normal case (oi).
-FirmwareObject make_completion_queue(const DevxDevice& device, const QueueMemory& memory, std::uint32_t uar_page) {
+FirmwareObject make_completion_queue(const DevxDevice& device, const QueueMemory& memory) {
   namespace cqc = layout::cqc;
   Request request(layout::kCreateCq);
   request.set(layout::create_cq::cq_umem_valid, 1)
@@ -37,23 +37,22 @@ FirmwareObject make_completion_queue(const DevxDevice& device, const QueueMemory
       .set(cqc::cc, 1)
       .set(cqc::oi, 1)
       .set(cqc::log_page_size, log_page(device))
-      .set(cqc::uar_page, uar_page)
+      .set(cqc::uar_page, device.doorbell->page_id)
       .set(cqc::c_eqn, device.event_queue)
       .set(cqc::dbr_umem_valid, 1)
       .set(cqc::dbr_umem_id, memory.umem.id)
-      .set(cqc::dbr_addr, memory.offset + memory.layout.unused_record);
+      .set(cqc::dbr_addr, memory.offset + memory.layout.doorbell + 64);
   return {device, request};
 }
 
-FirmwareObject make_queue_pair(const DevxDevice& device, const QueueMemory& memory, std::uint32_t uar_page,
-                               std::uint32_t completion_queue) {
+FirmwareObject make_queue_pair(const DevxDevice& device, const QueueMemory& memory, std::uint32_t completion_queue) {
   Request request(layout::kCreateQp);
   request.set(layout::queue_pair::wq_umem_valid, 1)
       .set(layout::queue_pair::wq_umem_id, memory.umem.id)
       .set(layout::queue_pair::wq_umem_offset, memory.offset)
       .set(qpc::pm_state, qpc::pm_state_migrated)
       .set(qpc::pd, device.protection_domain)
-      .set(qpc::uar_page, uar_page)
+      .set(qpc::uar_page, device.doorbell->page_id)
       .set(qpc::cqn_snd, completion_queue)
       .set(qpc::cqn_rcv, completion_queue)
       .set(qpc::log_sq_size, static_cast<std::uint64_t>(std::countr_zero(memory.layout.depth)))
@@ -100,13 +99,10 @@ DevxQueuePair::DevxQueuePair(std::shared_ptr<DevxDevice> device, QueueMemory mem
       memory_(std::move(memory)),
       port_offset_(port_offset),
       address_(device_->device->address()),
-      doorbell_(make_doorbell(*device_)),
-      completion_queue_(make_completion_queue(*device_, memory_, doorbell_->page_id)),
-      queue_pair_(make_queue_pair(*device_, memory_, doorbell_->page_id, completion_queue_.number)) {
+      completion_queue_(make_completion_queue(*device_, memory_)),
+      queue_pair_(make_queue_pair(*device_, memory_, completion_queue_.number)) {
   address_.queue_pair = number();
 }
-
-void* DevxQueuePair::doorbell() const { return doorbell_->reg_addr; }
 
 Request DevxQueuePair::request(const Command& command) const {
   Request request(command);

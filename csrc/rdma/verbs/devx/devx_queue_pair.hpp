@@ -23,13 +23,12 @@ struct QueueMemory {
 
 class DevxQueuePair {
  public:
-  /// Makes doorbell, completion queue and queue pair. `port_offset`: with bonded ports, consecutive offsets leave by
+  /// Makes completion queue and queue pair. `port_offset`: with bonded ports, consecutive offsets leave by
   /// consecutive ports. SystemError says which command was refused, and how.
   DevxQueuePair(std::shared_ptr<DevxDevice> device, QueueMemory memory, int port_offset = 0);
 
   std::uint32_t number() const { return queue_pair_.number; }
   const QueuePairAddress& address() const { return address_; }
-  void* doorbell() const;
   const char* memory_path() const { return memory_.umem.path; }  ///< see register_memory()
 
   /// Brings the queue pair to "ready to send". RankMismatch when the two ends cannot talk.
@@ -47,7 +46,6 @@ class DevxQueuePair {
   QueueMemory memory_;
   int port_offset_;
   QueuePairAddress address_;
-  std::shared_ptr<mlx5dv_devx_uar> doorbell_;
   FirmwareObject completion_queue_;
   FirmwareObject queue_pair_;
 };

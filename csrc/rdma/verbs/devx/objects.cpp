@@ -13,9 +13,7 @@
 namespace deep_ep::rdma::verbs::devx {
 namespace {
 
-// Values of the user-space interface that older headers lack.
-constexpr std::uint32_t kUarNcDedicated = 1U << 31;
-constexpr std::uint64_t kUmemMaskDmabuf = 1;
+constexpr std::uint64_t kUmemMaskDmabuf = 1;  // older headers lack it
 
 }  // namespace
 
@@ -95,8 +93,7 @@ Umem::Umem(const DevxDevice& device, const MemoryRange& range) {
 
 std::shared_ptr<mlx5dv_devx_uar> make_doorbell(const DevxDevice& device) {
   constexpr std::pair<std::uint32_t, const char*> kAttempts[] = {
-      {kUarNcDedicated, "own register"},
-      {MLX5DV_UAR_ALLOC_TYPE_NC, "shared register"},
+      {MLX5DV_UAR_ALLOC_TYPE_NC, "uncached register"},
       {MLX5DV_UAR_ALLOC_TYPE_BF, "write-combining register"},
   };
   std::string answers;

@@ -80,10 +80,9 @@ struct Umem {
   const char* path = "";  ///< see register_memory()
 };
 
-/// A doorbell register. Writing combined or not, eight bytes stored at once ring it. The first that the device provides
-/// of: one that is not cached and exclusive (rdma-core 45 and later); one that is not cached and all queue pairs of the
-/// opened device share, which 8-byte stores allow; a BlueFlame register, used as a plain one. SystemError says what
-/// each attempt answered.
+/// A doorbell register, which all queue pairs of the opened device share: eight bytes stored at once ring it, whether
+/// or not writes are combined. The first that the device provides of: one that is not cached; a BlueFlame register,
+/// used as a plain one. SystemError says what each attempt answered.
 std::shared_ptr<mlx5dv_devx_uar> make_doorbell(const DevxDevice& device);
 
 }  // namespace deep_ep::rdma::verbs::devx

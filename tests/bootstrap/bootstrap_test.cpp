@@ -12,7 +12,6 @@
 #include "csrc/bootstrap/polled.hpp"
 #include "csrc/support/deadline.hpp"
 #include "deep_ep/error.hpp"
-#include "tests/cluster/meeting_point.hpp"
 #include "tests/cluster/processes.hpp"
 #include "tests/support/setting.hpp"
 #include "tests/support/time_scale.hpp"
@@ -122,53 +121,11 @@ TEST(Bootstrap, ATimeoutBelowTheLeastIsNotForEver) {
   EXPECT_EQ(timeout_in_effect(0.0), 0);
 }
 
-TEST(ProcessBootstrap, ProcessesThatShareAFileGather) {
-  const test::MeetingPoint meeting_point;
-  const std::string path = meeting_point.path();
-  expect_nothing_thrown(run_processes(3, [&](int rank) {
-    const auto bootstrap = test::meet_at(path, rank, 3, patience());
-    require(bootstrap->rank() == rank && bootstrap->size() == 3, "wrong rank or size");
-    exercise(*bootstrap);
-  }));
-}
-
-TEST(ProcessBootstrap, UnequalSizesAreToldToEveryRank) {
-  expect_nothing_thrown(run_rank_processes(3, [](const auto& bootstrap) {
-    try {
-      bootstrap->all_gather(pattern(bootstrap->rank(), 0, bootstrap->rank() == 1 ? 40000 : 16));
-    } catch (const RankMismatch&) {
-      exercise(*bootstrap);
-      return;
-    }
-    throw std::runtime_error("unequal sizes went through");
-  }));
-}
-
 TEST(Bootstrap, RefusesARankThatThereIsNot) {
   const auto function = [](std::span<const std::byte>, std::span<std::byte>) {};
   for (const auto& [rank, size] : {std::pair{2, 2}, {-1, 2}, {0, 0}}) {
     EXPECT_THROW(make_callback_bootstrap(rank, size, function), InvalidArgument) << rank << " of " << size;
   }
-}
-
-TEST(CallbackBootstrap, UsesTheUsersAllGather) {
-  const auto transport = make_thread_bootstraps(3, patience());
-  expect_nothing_thrown(run_threads(3, [&](int rank) {
-    Bootstrap& below = *transport[static_cast<std::size_t>(rank)];
-    const auto bootstrap =
-        make_callback_bootstrap(rank, 3, [&](std::span<const std::byte> mine, std::span<std::byte> all) {
-          const std::vector<std::byte> gathered = below.all_gather(mine);
-          require(gathered.size() == all.size(), "place for another number of bytes");
-          std::copy(gathered.begin(), gathered.end(), all.begin());
-        });
-    exercise(*bootstrap);
-    try {
-      bootstrap->all_gather(pattern(rank, 0, rank == 0 ? 3 : 5));
-      throw std::runtime_error("unequal sizes went through");
-    } catch (const RankMismatch&) {
-    }
-    exercise(*bootstrap);
-  }));
 }
 
 TEST(CallbackBootstrap, UnequalSizesAreSeenBeforeAnythingElseIsGathered) {

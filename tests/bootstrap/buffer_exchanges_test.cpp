@@ -44,18 +44,6 @@ std::vector<Fate> fates(const std::vector<ExchangeHeader>& ranks) {
   return result;
 }
 
-TEST(Judge, NumbersBeforeTheOldestAreLeftAndOfLaterOnesTheLast64CanBe) {
-  ExchangeHeader one = of_rank(Purpose::making, 100);
-  one.left = ~std::uint64_t{1};
-  EXPECT_TRUE(one.has_left(37));
-  EXPECT_FALSE(one.has_left(36));
-  one.oldest = 30;
-  EXPECT_TRUE(one.has_left(29));
-  EXPECT_FALSE(one.has_left(30));
-  EXPECT_FALSE(one.has_left(100));
-  EXPECT_FALSE(one.has_left(101));
-}
-
 TEST(Judge, AnythingElseIsAMistakeOnAllRanks) {
   const std::vector<std::vector<ExchangeHeader>> mistakes = {
       {of_rank(Purpose::destroying, 1), of_rank(Purpose::resuming, 1)},

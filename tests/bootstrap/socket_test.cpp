@@ -3,7 +3,6 @@
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -194,33 +193,6 @@ TEST(SocketBootstrap, AnotherVersionIsNamed) {
   });
   EXPECT_EQ(errors[0], "bootstrap over TCP: rank 0 runs deep_ep " DEEP_EP_VERSION ", rank 1 runs 0.0.7");
   EXPECT_EQ(errors[1], "");
-}
-
-TEST(SocketBootstrap, WhoMayNotTakeACallSaysSo) {
-  const std::uint16_t port = free_port();
-  const sockaddr_in address = loopback(port);
-  const UniqueFd caller(::socket(AF_INET, SOCK_STREAM, 0));
-  const int next = UniqueFd(::dup(caller.get())).get();
-  rlimit before{};
-  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
-  const rlimit scarce{static_cast<rlim_t>(next) + 1, before.rlim_max};  // one more file: who listens
-  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &scarce), 0);
-  std::atomic<bool> refused = false;  // perhaps before the call has come
-  const auto errors = run_threads(2, [&](int rank) {
-    if (rank == 0) {
-      try {
-        make_socket_bootstrap(0, 2, "", port, long_patience());
-      } catch (...) {
-        refused = true;
-        throw;
-      }
-    }
-    while (!refused && ::connect(caller.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
-      std::this_thread::yield();
-    }
-  });
-  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
-  EXPECT_NE(errors[0].find("cannot take a call on port"), std::string::npos) << errors[0];
 }
 
 }  // namespace

@@ -117,14 +117,6 @@ TEST_F(CallScopeTest, RecordedCallsGetNoMemoryOfTheHeap) {
   }
 }
 
-TEST_F(CallScopeTest, NothingIsChangedByACallThatCannotBegin) {
-  state(caller_).gone = true;
-  EXPECT_THROW(CallScope(context_, {.stream = caller_, .async_finish = true}), SystemError);
-  state(caller_).gone = false;
-  CallScope(context_, {.stream = side_}).finish();
-  EXPECT_TRUE(state(side_).waited_for.empty());
-}
-
 TEST_F(CallScopeTest, RecordedCallsAreOrderedByTheGraphAlone) {
   CallScope(context_, {.stream = side_}).finish();
   state(caller_).capturing = state(comm_).capturing = true;

@@ -51,15 +51,6 @@ BufferPlan plan_of(int nodes) {
   return BufferPlan::make(options, NodeMembership::of_consecutive(3, nodes * kWidth, kWidth));
 }
 
-/// Signals of normal mode are not among these: a part of them has the counts of all ranks for all others.
-TEST(BufferPlan, RowsAndQueuePairsGrowWithTheRanks) {
-  const BufferPlan half = plan_of(64), all = plan_of(128);
-  EXPECT_EQ(all.queue_pairs(), 2U * 1016 + 2 * 127);
-  EXPECT_LT(all.queue_pairs() * 10, half.queue_pairs() * 21);
-  EXPECT_LT(all.layout.low_latency.bytes * 10, half.layout.low_latency.bytes * 21);
-  EXPECT_LT(all.layout.staging.bytes * 10, half.layout.staging.bytes * 21);
-}
-
 TEST(BufferPlan, LanesThatAreLeftOpenFollowFromTheNics) {
   const auto lanes = [](rdma::WireKind kind, int on_ethernet) {
     BufferPlan plan = plan_of(4);

@@ -3,14 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <chrono>
-#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
-#include <mutex>
-#include <thread>
 
 #include "tests/cluster/meeting_point.hpp"
+#include "tests/cluster/processes.hpp"
 #include "tests/cluster/rank_processes.hpp"
 #include "tests/support/child_process.hpp"
 
@@ -64,43 +61,11 @@ std::vector<std::string> run_threads(const ClusterOptions& options, const RankFu
   const auto ranks = static_cast<std::size_t>(options.ranks);
   const auto bootstraps = make_thread_bootstraps(options.ranks, bootstrap_timeout_of(options));
   std::vector<std::string> failures(ranks);
-  std::vector<bool> ended(ranks);
-  std::mutex mutex;
-  std::condition_variable changed;
   std::vector<std::unique_ptr<Rank>> selves(ranks);
-  std::vector<std::thread> threads;
-  for (std::size_t r = 0; r < ranks; ++r) {
-    threads.emplace_back([&, r] {
-      std::string failure = run_rank(static_cast<int>(r), options, bootstraps[r], function, selves[r]);
-      const std::lock_guard lock(mutex);
-      failures[r] = std::move(failure);
-      ended[r] = true;
-      changed.notify_all();
-    });
-  }
-  {
-    std::unique_lock lock(mutex);
-    const auto all_ended = [&] {
-      for (const bool one : ended) {
-        if (!one) return false;
-      }
-      return true;
-    };
-    if (!changed.wait_for(lock, std::chrono::duration<double>(options.deadline_s), all_ended)) {
-      // A thread cannot be ended from outside, so the program ends. A debugger or a core file shows where the threads
-      // hang.
-      std::fprintf(stderr, "cluster deadline of %g s passed; still running:", options.deadline_s);
-      for (std::size_t r = 0; r < ranks; ++r) {
-        if (!ended[r]) std::fprintf(stderr, " %zu", r);
-      }
-      for (const auto& failure : failures) {
-        if (!failure.empty()) std::fprintf(stderr, "\n  %s", failure.c_str());
-      }
-      std::fprintf(stderr, "\n");
-      std::abort();
-    }
-  }
-  for (auto& thread : threads) thread.join();
+  deep_ep::run_threads(options.ranks, [&](int rank) {
+    const auto r = static_cast<std::size_t>(rank);
+    failures[r] = run_rank(rank, options, bootstraps[r], function, selves[r]);
+  });
   return failures;
 }
 
@@ -205,7 +170,7 @@ void run_cluster(const ClusterOptions& options, const RankFunction& function) {
     std::exit(failure.empty() ? kRankSucceeded : 1);
   }
   const std::vector<std::string> failures =
-      processes ? run_processes(options.ranks, options.deadline_s, options.lost_ranks) : run_threads(options, function);
+      processes ? run_processes(options.ranks, options.lost_ranks) : run_threads(options, function);
   std::string all;
   int failed = 0;
   for (const auto& failure : failures) {

@@ -3,7 +3,7 @@
 //   run_cluster({.ranks = 3, .where = where}, [&](Rank& rank) { Buffer buffer = rank.buffer(...); ... });
 //
 // The function reports failure by throwing (`require`, `require_same`), which works in every placement; what the ranks
-// threw is gathered into one exception. No run outlives its deadline.
+// threw is gathered into one exception. No run of processes outlives its deadline.
 //
 // Processes are made by starting this test program again with the same test: the child repeats the test's body up to
 // the same call of run_cluster and becomes one rank there. So no closure has to travel, and no process is forked after
@@ -46,7 +46,6 @@ struct ClusterOptions {
   Where where;
   /// How the CPU executor behaves; with seed 0 the environment's DEEP_EP_HOST_SEED counts.
   HostExecutorOptions host;
-  double deadline_s = cluster_patience();
   /// Time that the bootstrap and, unless a test says otherwise, the buffers allow. 0 is patience(), and three times as
   /// long on GPUs, where ranks also make their contexts meanwhile.
   double timeout_s = 0;
@@ -114,7 +113,7 @@ class Rank {
 
 using RankFunction = std::function<void(Rank&)>;
 
-/// Throws one exception that says what every rank threw. Ends the program when the deadline passes.
+/// Throws one exception that says what every rank threw.
 void run_cluster(const ClusterOptions& options, const RankFunction& function);
 
 /// The same, where each rank has such a buffer, which it destroys behind the function.
@@ -123,9 +122,6 @@ void run_with_buffers(const ClusterOptions& options, const BufferOptions& buffer
 inline void run_with_buffers(const ClusterOptions& options, const BufferFunction& function) {
   run_with_buffers(options, {.heap_bytes = std::size_t{64} << 20}, function);
 }
-
-/// True in a process that will become one rank of a cluster.
-bool is_rank_process();
 
 /// Why `ranks` ranks cannot run there, or an empty string when they can. With DEEP_EP_TEST_RANKS_PER_GPU=N, N ranks may
 /// share a GPU (CUDA MPS); then they are processes also where a test says threads.

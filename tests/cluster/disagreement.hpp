@@ -23,13 +23,9 @@ inline void require_mismatch(Buffer& buffer, const std::vector<std::string>& wor
       words, "a call that ranks mean differently");
 }
 
-/// Whether a rank may still wait, until its deadline, for one that has found out and ended the call.
-enum class WhoFindsOut { everybody, somebody };
-
 /// On every rank: none gets a result, at least one says `words` in a RankMismatch, and who does not has heard of it
 /// from one that does.
-inline void require_disagreement(Rank& rank, const std::vector<std::string>& words, WhoFindsOut who,
-                                 const std::function<void()>& call) {
+inline void require_disagreement(Rank& rank, const std::vector<std::string>& words, const std::function<void()>& call) {
   std::string wrong;
   char named = 0;
   try {
@@ -43,8 +39,6 @@ inline void require_disagreement(Rank& rank, const std::vector<std::string>& wor
         if (text.find(word) == std::string::npos) wrong = "'" + word + "' not in: " + text;
       }
     }
-  } catch (const TimeoutError& error) {
-    if (who == WhoFindsOut::everybody) wrong = error.what();
   } catch (const std::exception& error) {
     wrong = error.what();
   }

@@ -82,8 +82,7 @@ TensorView place(Rank& rank, Buffer& buffer, Returned& returned, bool heap, DTyp
   return returned.in_heap.back().view();
 }
 
-}  // namespace
-
+/// A view of scales with the strides that the shape asks for.
 TensorView upload_scales(Rank& rank, const oracle::DispatchInput& input, DType dtype, ScaleLayout layout) {
   const std::int64_t tokens = input.tokens;
   const std::int64_t scales = input.scales_per_row;
@@ -112,6 +111,8 @@ TensorView upload_scales(Rank& rank, const oracle::DispatchInput& input, DType d
   view.data = rank.upload(memory, dtype, {reach}).data;
   return view;
 }
+
+}  // namespace
 
 Inputs upload_inputs(Rank& rank, const Case& one) {
   const Shape& shape = one.shape;

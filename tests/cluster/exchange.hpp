@@ -24,8 +24,6 @@ inline DispatchArguments cached_dispatch(const Inputs& inputs, const DispatchHan
   arguments.handle = &handle;
   return arguments;
 }
-/// A view of scales with the strides that the shape asks for.
-TensorView upload_scales(Rank& rank, const oracle::DispatchInput& input, DType dtype, ScaleLayout layout);
 
 void check_layout(Rank& rank, const Case& one, const DispatchLayout& layout);
 /// What it says of nodes, of which there are several.

@@ -48,19 +48,12 @@ inline constexpr Where kProcesses[] = {{Target::host, Placement::processes}, {Ta
 /// buffer/low_latency/rdma_test.cpp is for it.)
 #if defined(__SANITIZE_THREAD__)
 inline constexpr Where kLowLatencyThreads[] = {{Target::host, Placement::threads}};
-inline constexpr Where kLowLatencyProcesses[] = {{Target::host, Placement::processes}};
 #else
 inline constexpr Where kLowLatencyThreads[] = {
     {Target::host, Placement::threads},
     {Target::host, Placement::threads, Topology::two_nodes},
     {Target::cuda, Placement::threads},
     {Target::cuda, Placement::threads, Topology::two_nodes},
-};
-inline constexpr Where kLowLatencyProcesses[] = {
-    {Target::host, Placement::processes},
-    {Target::host, Placement::processes, Topology::two_nodes},
-    {Target::cuda, Placement::processes},
-    {Target::cuda, Placement::processes, Topology::two_nodes},
 };
 #endif
 /// Only for the tests of rails.

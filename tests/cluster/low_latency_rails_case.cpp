@@ -50,18 +50,6 @@ BufferOptions rail_options(const Nodes& nodes, std::int64_t max_tokens, std::int
   return options;
 }
 
-RailSchedule rail_schedule(std::uint64_t seed) {
-  const Nodes nodes = seed % 3 == 0 ? Nodes{6, 2} : Nodes{4, 2};
-  LowLatencyCaseShape shape{
-      .tokens = {9, 0, 11, 2}, .max_tokens = 11, .hidden = 256, .topk = 5, .routing = oracle::Routing::some_dropped};
-  if (nodes.ranks == 6) shape.tokens = {4, 0, 3, 5, 0, 2};
-  ClusterOptions options{.ranks = nodes.ranks, .where = {}, .host = {}};
-  options.where.topology = Topology::rails;
-  options.host = {
-      .multiprocessors = 2, .warps_per_block = seed % 2 == 0 && !under_thread_sanitizer() ? 8 : 4, .seed = seed};
-  return {nodes, shape, options};
-}
-
 void combine_both_ways(Rank& rank, Buffer& buffer, const LowLatencyCombineCase& one, const Combined& expected,
                        const LowLatencyHandle& handle, int num_sms) {
   LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);

@@ -35,14 +35,6 @@ LowLatencyCase select_nodes(const LowLatencyCase& one, const Nodes& nodes,
 /// Enough memory for cases of at most so many tokens and channels.
 BufferOptions rail_options(const Nodes& nodes, std::int64_t max_tokens, std::int64_t hidden, double timeout_s = 0);
 
-/// What a test of schedules runs with a seed: two nodes of two ranks, or three; few warps, or more.
-struct RailSchedule {
-  Nodes nodes;
-  LowLatencyCaseShape shape;
-  ClusterOptions options;
-};
-RailSchedule rail_schedule(std::uint64_t seed);
-
 /// A combine that receives at once, from uploaded rows and from combine's own memory; both must be `expected`.
 void combine_both_ways(Rank& rank, Buffer& buffer, const LowLatencyCombineCase& one, const Combined& expected,
                        const LowLatencyHandle& handle, int num_sms = 0);

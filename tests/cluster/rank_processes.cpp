@@ -40,51 +40,20 @@ int next_call() {
   return calls++;
 }
 
-struct Child {
-  pid_t pid = 0;
-  int errors = -1;  ///< memory file that its stderr goes to
-  bool ended = false;
-  int status = 0;
-};
-
 Child start(int rank, int call, const std::string& meeting_point) {
   const testing::TestInfo* const test = testing::UnitTest::GetInstance()->current_test_info();
-  const std::string filter = std::string("--gtest_filter=") + test->test_suite_name() + "." + test->name();
-  std::vector<std::string> environment = {
+  std::vector<std::string> variables = {
       std::string(kRank) + "=" + std::to_string(rank), std::string(kParent) + "=" + std::to_string(getpid()),
       std::string(kCall) + "=" + std::to_string(call), std::string(kMeetingPoint) + "=" + meeting_point,
       std::string(kTimeFactorVariable) + "=" + std::to_string(time_factor())};
-  std::vector<char*> variables;
-  for (auto& one : environment) variables.push_back(one.data());
   // gtest's own variables would make the children share an output file or run a shard of nothing.
   for (char** one = environ; *one != nullptr; ++one) {
-    if (std::strncmp(*one, "GTEST_", 6) != 0) variables.push_back(*one);
+    if (std::strncmp(*one, "GTEST_", 6) != 0) variables.emplace_back(*one);
   }
-  variables.push_back(nullptr);
-  std::string program = "/proc/self/exe";
-  std::string name = "rank" + std::to_string(rank);
-  std::string also_disabled = "--gtest_also_run_disabled_tests";
-  std::string wanted = filter;
-  char* const arguments[] = {name.data(), wanted.data(), also_disabled.data(), nullptr};
-
-  Child child;
-  child.errors = memfd_create("rank-errors", MFD_CLOEXEC);
-  if (child.errors < 0) throw std::runtime_error(std::string("memfd_create: ") + std::strerror(errno));
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
-  posix_spawn_file_actions_adddup2(&actions, child.errors, STDERR_FILENO);
-  const int failed = posix_spawn(&child.pid, program.c_str(), &actions, nullptr, arguments, variables.data());
-  posix_spawn_file_actions_destroy(&actions);
-  if (failed != 0) throw std::runtime_error(std::string("posix_spawn: ") + std::strerror(failed));
-  return child;
-}
-
-std::string read_all(int file) {
-  std::string text(static_cast<std::size_t>(lseek(file, 0, SEEK_END)), '\0');
-  const ssize_t got = pread(file, text.data(), text.size(), 0);
-  text.resize(got > 0 ? static_cast<std::size_t>(got) : 0);
-  return text;
+  return start_again(
+      {"rank" + std::to_string(rank), std::string("--gtest_filter=") + test->test_suite_name() + "." + test->name(),
+       "--gtest_also_run_disabled_tests"},
+      variables, STDERR_FILENO);
 }
 
 std::string describe(int rank, const Child& child, bool killed) {
@@ -97,7 +66,7 @@ std::string describe(int rank, const Child& child, bool killed) {
   } else {
     text += " ended with " + std::to_string(WEXITSTATUS(child.status));
   }
-  return text + ": " + read_all(child.errors);
+  return text + ": " + child.written();
 }
 
 }  // namespace
@@ -110,13 +79,48 @@ RankProcess rank_process() {
 
 bool is_own_cluster() { return next_call() == std::atoi(std::getenv(kCall)); }
 
-std::vector<std::string> run_processes(int ranks, double deadline_s, const std::set<int>& lost_ranks) {
+Child start_again(std::vector<std::string> arguments, std::vector<std::string> variables, int output) {
+  const auto pointers = [](std::vector<std::string>& texts) {
+    std::vector<char*> all;
+    for (std::string& text : texts) all.push_back(text.data());
+    all.push_back(nullptr);
+    return all;
+  };
+  Child child{.output = memfd_create("output", MFD_CLOEXEC)};
+  if (child.output < 0) throw std::runtime_error(std::string("memfd_create: ") + std::strerror(errno));
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
+  posix_spawn_file_actions_adddup2(&actions, child.output, output);
+  const int failed = posix_spawn(&child.pid, "/proc/self/exe", &actions, nullptr, pointers(arguments).data(),
+                                 variables.empty() ? environ : pointers(variables).data());
+  posix_spawn_file_actions_destroy(&actions);
+  if (failed != 0) throw std::runtime_error(std::string("posix_spawn: ") + std::strerror(failed));
+  return child;
+}
+
+std::string Child::written() const {
+  std::string text(static_cast<std::size_t>(lseek(output, 0, SEEK_END)), '\0');
+  const ssize_t got = pread(output, text.data(), text.size(), 0);
+  text.resize(got > 0 ? static_cast<std::size_t>(got) : 0);
+  return text;
+}
+
+bool Child::end() {
+  if (!ended) {
+    kill(pid, SIGKILL);
+    waitpid(pid, &status, 0);
+  }
+  return !ended;
+}
+
+std::vector<std::string> run_processes(int ranks, const std::set<int>& lost_ranks) {
   const int call = next_call();
   const MeetingPoint meeting_point;
   std::vector<Child> children;
   for (int r = 0; r < ranks; ++r) children.push_back(start(r, call, meeting_point.path()));
 
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(deadline_s);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(cluster_patience());
   int running = ranks;
   while (running > 0 && std::chrono::steady_clock::now() < deadline) {
     for (auto& child : children) {
@@ -129,13 +133,9 @@ std::vector<std::string> run_processes(int ranks, double deadline_s, const std::
   std::vector<std::string> failures;
   for (int r = 0; r < ranks; ++r) {
     Child& child = children[static_cast<std::size_t>(r)];
-    const bool killed = !child.ended;
-    if (killed) {
-      kill(child.pid, SIGKILL);
-      waitpid(child.pid, &child.status, 0);
-    }
+    const bool killed = child.end();
     failures.push_back(lost_ranks.contains(r) ? std::string() : describe(r, child, killed));
-    close(child.errors);
+    close(child.output);
   }
   return failures;
 }

@@ -1,6 +1,8 @@
 // The processes behind run_cluster: this test program started again, once per rank.
 #pragma once
 
+#include <sys/types.h>
+
 #include <set>
 #include <string>
 #include <vector>
@@ -25,7 +27,21 @@ RankProcess rank_process();
 bool is_own_cluster();
 
 /// Starts the ranks, waits for them, and returns what each wrote to stderr if it failed (empty if it did not).
-/// What is still running at the deadline is killed and reported.
-std::vector<std::string> run_processes(int ranks, double deadline_s, const std::set<int>& lost_ranks);
+/// What is still running after cluster_patience() is killed and reported.
+std::vector<std::string> run_processes(int ranks, const std::set<int>& lost_ranks);
+
+/// This program, started again.
+struct Child {
+  pid_t pid = 0;
+  int output = -1;  ///< memory file of what it writes
+  bool ended = false;
+  int status = 0;
+
+  std::string written() const;
+  /// Ends it if it has not ended, and says so.
+  bool end();
+};
+/// With these arguments and variables (none: this program's). `output`: the descriptor that it writes to.
+Child start_again(std::vector<std::string> arguments, std::vector<std::string> variables, int output);
 
 }  // namespace deep_ep::test

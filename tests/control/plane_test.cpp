@@ -58,16 +58,6 @@ TEST_P(PlaneTest, LeavingIsNotDying) {
   EXPECT_EQ(buffer.words[0].lost_for(1), kNobody);
 }
 
-TEST_P(PlaneTest, ARankThatHasLeftOneBufferIsMissedInAnother) {
-  Planes planes(2, by_unix());
-  Planes::Buffer& first = planes.join(1, {0, 1});
-  Planes::Buffer& second = planes.join(2, {1, 0});  // the same processes, as other ranks
-  first.leave(1);
-  planes.end(1);
-  EXPECT_TRUE(eventually([&] { return second.words[1].lost_for(0) == 0; }));
-  EXPECT_EQ(first.words[0].lost_for(1), kNobody);
-}
-
 TEST_P(PlaneTest, ChainsNameTheRankAtTheirEnd) {
   Planes planes(3, by_unix());
   Planes::Buffer& buffer = planes.join(1, {0, 1, 2});
@@ -225,8 +215,6 @@ TEST(PlaneOverTcp, ACutOfTheControlNetworkLosesNobody) {
   expect_that_a_cut_loses_nobody(timeout_s, 5 * timeout_s);
 }
 
-TEST(PlaneOverTcp, ACutOfTenSecondsLosesNobodyExhaustive) { expect_that_a_cut_loses_nobody(1, 10); }
-
 /// Copies of the sockets that listen: as if something in front of the process went on to take calls when it has ended.
 std::vector<UniqueFd> keep_listening(bool by_unix) {
   std::vector<UniqueFd> kept;
@@ -284,16 +272,6 @@ struct RefusingPlace {
   SocketAddress there{};
   std::string where;
 };
-
-/// No other process of its host tells of it.
-TEST(PlaneOverTcp, TheEndOfEitherProcessIsNoticedByTheOther) {
-  for (const int ends : {0, 1}) {
-    Planes planes(2, false);
-    const Planes::Buffer& buffer = planes.join(1, {0, 1});
-    planes.end(ends);
-    EXPECT_TRUE(eventually([&] { return buffer.words[static_cast<std::size_t>(1 - ends)].lost_for(ends) == ends; }));
-  }
-}
 
 /// Rank 0 is the one that is called. Both say who does not come through.
 TEST(PlaneOverTcp, ACallThatDoesNotComeIsAnErrorThatNamesTheCaller) {

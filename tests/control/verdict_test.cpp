@@ -3,9 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <random>
-
 namespace deep_ep::control {
 namespace {
 
@@ -52,36 +49,6 @@ TEST(Verdict, AChainEndsWhereAQueuePairHasFailed) {
       << "a rank that is lost took the queue pair along";
   const Pairs most{{1, 2}, {0, 2}};
   EXPECT_EQ(ends({gave_up_on(2), gave_up_on(2), kLives, gave_up_on(1)}, most), (Lost{2, 2, kNobody, 2}));
-}
-
-TEST(Verdict, RandomFactsNameTheEndOfTheChainInAnyOrder) {
-  std::mt19937 random(1);
-  for (int round = 0; round < 4000; ++round) {
-    Facts ranks(1 + random() % 9);
-    const auto some = [&] { return static_cast<int>(random() % ranks.size()); };
-    for (RankFacts& facts : ranks) {
-      facts.lost = random() % 6 == 0;
-      if (random() % 2 == 0) facts.gave_up_on = some();
-    }
-    Pairs failed;
-    for (int i = 0; i < round % 5; ++i) failed.push_back({some(), some()});
-    const Lost lost = ends(ranks, failed);
-    std::ranges::shuffle(failed, random);
-    EXPECT_EQ(ends(ranks, failed), lost);
-    const std::vector<LostRank> causes = failed_ranks({ranks, {}, failed}, PairEnd::owner);
-    for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-      const RankFacts& facts = ranks[rank];
-      ASSERT_EQ(lost[rank] != kNobody, facts.lost || facts.gave_up_on != kNobody);
-      if (lost[rank] == kNobody) continue;
-      const bool is_cause = std::ranges::find(causes, static_cast<int>(rank), &LostRank::rank) != causes.end();
-      if (facts.lost || is_cause) {
-        EXPECT_EQ(lost[rank], static_cast<int>(rank));
-      } else {  // whom the next one in the chain names, or that one itself if the chain ends there
-        const auto next = static_cast<std::size_t>(facts.gave_up_on);
-        EXPECT_EQ(lost[rank], lost[next] == kNobody ? facts.gave_up_on : lost[next]);
-      }
-    }
-  }
 }
 
 constexpr RankFacts kSilent{.silent = true};

@@ -111,6 +111,28 @@ class ScriptedProcess {
   Report heard_;
 };
 
+/// Rank 0 of a buffer with masks is such a process, connected to all others.
+struct ScriptedRank {
+  explicit ScriptedRank(int ranks, double timeout = timeout_s())
+      : planes(ranks - 1, true), process(planes.info(0)), buffer(join(ranks, timeout)) {}
+
+  Planes planes;
+  ScriptedProcess process;
+  Planes::Buffer& buffer;
+
+ private:
+  Planes::Buffer& join(int ranks, double timeout) {
+    std::vector<ProcessInfo> infos{process.info()};
+    Ranks of_planes{-1};
+    for (int plane = 0; plane < ranks - 1; ++plane) {
+      infos.push_back(planes.info(plane));
+      of_planes.push_back(plane);
+      process.connect_to(infos.back());
+    }
+    return planes.join(1, of_planes, infos, {.timeout_s = timeout, .masks = true});
+  }
+};
+
 /// [plane] of a rank is the rank itself.
 class WaitsTest : public testing::Test {
  protected:
@@ -157,16 +179,6 @@ TEST_F(WaitsTest, ASilentRankIsLostAtTheDeadline) {
     planes_->end(2);
     EXPECT_TRUE(eventually([&] { return member(0).gone() == Ranks{2}; })) << "its process ends later";
   }
-}
-
-/// So says a kernel whose process stood still, and with it the thread that looks.
-TEST_F(WaitsTest, AWaitCountsFromItsFirstSignHoweverLongItSaysThatItLasts) {
-  test::SharedWords& words = make(2, true).words[0];
-  sleep_timeouts(2);
-  words.say_waits(1,
-                  std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(8 * timeout_s())));
-  sleep_timeouts(0.5);
-  EXPECT_EQ(lost_for(0, 1), kNobody);
 }
 
 /// Waits for the same rank without a break, each of which ends in time: as kernels say.
@@ -256,11 +268,8 @@ TEST_F(WaitsTest, WithMasksARankThatHasEndedItsCallsIsLost) {
 
 /// Rank 0 is a process that answers nothing: no rank waits for it, but it is the lowest.
 TEST(DecidingRank, ThatDoesNotAnswerIsFollowedByTheNext) {
-  Planes planes(2, true);
-  ScriptedProcess decider(planes.info(0));
-  const std::vector<ProcessInfo> infos{decider.info(), planes.info(0), planes.info(1)};
-  for (std::size_t rank = 1; rank < infos.size(); ++rank) decider.connect_to(infos[rank]);
-  Planes::Buffer& buffer = planes.join(1, {-1, 0, 1}, infos, {.timeout_s = timeout_s(), .masks = true});
+  ScriptedRank decider(3);
+  Planes::Buffer& buffer = decider.buffer;
   Waits waits(buffer);
   waits.begin(1, 2);
   EXPECT_TRUE(eventually([&] { return buffer.words[1].lost_for(2) == 2; }));
@@ -285,16 +294,13 @@ TEST(Report, TravelsInPiecesAndBehindOthers) {
 }
 
 TEST(MaskedRank, MasksNobody) {
-  Planes planes(2, true);
-  ScriptedProcess masked(planes.info(0));
-  const std::vector<ProcessInfo> infos{masked.info(), planes.info(0), planes.info(1)};
-  for (std::size_t rank = 1; rank < infos.size(); ++rank) masked.connect_to(infos[rank]);
-  Planes::Buffer& buffer = planes.join(1, {-1, 0, 1}, infos, {.timeout_s = timeout_s(), .masks = true});
+  ScriptedRank masked(3);
+  const Planes::Buffer& buffer = masked.buffer;
   Report said{{.buffer = 1, .rank = 0, .gave_up_on = 0}};
-  for (const std::size_t connection : {0, 1}) masked.tell(connection, said);
+  for (const std::size_t connection : {0, 1}) masked.process.tell(connection, said);
   for (const std::size_t rank : {1, 2}) EXPECT_TRUE(eventually([&] { return buffer.words[rank].lost_for(0) == 0; }));
   said.about(2).verdict = {.rank = 2, .why = LostWhy::silent, .by = 0};
-  for (const std::size_t connection : {0, 1}) masked.tell(connection, said);
+  for (const std::size_t connection : {0, 1}) masked.process.tell(connection, said);
   sleep_timeouts(0.5);
   for (const std::size_t rank : {1, 2}) EXPECT_EQ(buffer.words[rank].lost_for(2), kNobody);
 }
@@ -406,26 +412,10 @@ TEST_F(WaitsTest, ARankThatIsLostMeetsNobodyAtTheEnd) {
   EXPECT_EQ(member(2).awaited_at_end(), Ranks{});
 }
 
-/// One of two ranks with masks, each a process.
-struct WaitingProcess {
-  int rank;
-  test::SharedWords& words;
-  const Membership& member;
-  const std::vector<pid_t>& pids;
-
-  /// Its kernels wait for the other rank for so many time-outs.
-  void wait(double timeouts) const {
-    const auto begin = std::chrono::steady_clock::now();
-    for (std::chrono::nanoseconds lasted{}; lasted < std::chrono::duration<double>(timeouts * timeout_s());) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      lasted = std::chrono::steady_clock::now() - begin;
-      words.say_waits(1 - rank, lasted);
-    }
-  }
-};
-void run_two_processes(const std::function<void(const WaitingProcess&)>& body) {
+/// Rank 1 stops the process of rank 0 in the middle of a short wait, for twice the time-out. Its clocks go on.
+TEST(WaitsOfProcesses, AStopOfTheWholeProcessIsNoWait) {
   if (deep_ep::test::under_thread_sanitizer()) GTEST_SKIP() << "ThreadSanitizer ends a forked child with threads";
-  const std::vector<std::string> errors = deep_ep::run_rank_processes(2, [&](const auto& bootstrap) {
+  deep_ep::expect_nothing_thrown(deep_ep::run_rank_processes(2, [&](const auto& bootstrap) {
     const int rank = bootstrap->rank();
     const auto plane = std::make_shared<Plane>(test::settings());
     test::SharedWords words;
@@ -433,44 +423,24 @@ void run_two_processes(const std::function<void(const WaitingProcess&)>& body) {
                             {.timeout_s = timeout_s(), .masks = true});
     const std::vector<pid_t> pids = all_gather_values(*bootstrap, ::getpid());
     bootstrap->barrier();
-    body({rank, words, member, pids});
-    bootstrap->barrier();
-  });
-  for (const std::string& error : errors) EXPECT_EQ(error, "");
-}
-
-/// Rank 1 stops the process of rank 0 in the middle of a short wait, for twice the time-out. Its clocks go on.
-TEST(WaitsOfProcesses, AStopOfTheWholeProcessIsNoWait) {
-  run_two_processes([](const WaitingProcess& process) {
-    if (process.rank == 0) {
-      process.wait(2.4);  // of which it has been stopped for 2; then what it waits for has come
-      sleep_timeouts(1);
+    if (rank == 0) {
+      // Its kernels wait for 2.4 time-outs, of which it has been stopped for 2; then what they wait for has come.
+      const auto begin = std::chrono::steady_clock::now();
+      for (std::chrono::nanoseconds lasted{}; lasted < std::chrono::duration<double>(2.4 * timeout_s());) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        lasted = std::chrono::steady_clock::now() - begin;
+        words.say_waits(1, lasted);
+      }
     } else {
       sleep_timeouts(0.3);
-      ::kill(process.pids[0], SIGSTOP);
+      ::kill(pids[0], SIGSTOP);
       sleep_timeouts(2);
-      ::kill(process.pids[0], SIGCONT);
-      sleep_timeouts(1);
+      ::kill(pids[0], SIGCONT);
     }
-    if (!process.member.lost().empty()) throw SystemError("a rank is lost");
-  });
-}
-
-TEST(WaitsOfProcesses, ARankThatIsStoppedForLongerThanTheTimeOutIsLostAndForLessIsNot) {
-  run_two_processes([](const WaitingProcess& process) {
-    if (process.rank == 1) {
-      for (const double timeouts : {0.5, 2.0}) {
-        if (!process.member.lost().empty()) throw SystemError("lost after half a time-out");
-        ::kill(process.pids[0], SIGSTOP);
-        process.wait(timeouts);
-        ::kill(process.pids[0], SIGCONT);
-        sleep_timeouts(0.5);
-      }
-    }
-    const auto is_told = [&] { return process.words.lost_for(0) == 0; };
-    if (!eventually(is_told)) throw SystemError("not told that rank 0 is lost");
-    if (process.member.lost().size() != 1) throw SystemError("rank 1 is lost, too");
-  });
+    sleep_timeouts(1);
+    if (!member.lost().empty()) throw SystemError("a rank is lost");
+    bootstrap->barrier();
+  }));
 }
 
 TEST(SlowProcess, GetsTheLatestReportWhenItTakesThem) {
@@ -492,13 +462,10 @@ TEST(Report, MayNameRanksThatThereAreNot) {
   verdict.about(kNone).verdict = {.rank = kNone, .why = LostWhy::silent, .by = 0};
   failed.about(-kNone).failed = 1;
   for (const Report& said : {Report{{.buffer = 1, .rank = 0, .gave_up_on = kNone}}, verdict, failed}) {
-    Planes planes(2, true);
-    ScriptedProcess strange(planes.info(0));
-    const std::vector<ProcessInfo> infos{strange.info(), planes.info(0), planes.info(1)};
-    for (std::size_t rank = 1; rank < infos.size(); ++rank) strange.connect_to(infos[rank]);
-    const Planes::Buffer& buffer = planes.join(1, {-1, 0, 1}, infos, {.timeout_s = 0, .masks = true});
-    for (const std::size_t connection : {0, 1}) strange.tell(connection, said);
-    strange.end();
+    ScriptedRank strange(3, 0);
+    const Planes::Buffer& buffer = strange.buffer;
+    for (const std::size_t connection : {0, 1}) strange.process.tell(connection, said);
+    strange.process.end();
     for (const std::size_t rank : {1, 2}) {  // the threads live, and hear the next thing
       EXPECT_TRUE(eventually([&] { return buffer.words[rank].lost_for(0) == 0; })) << rank;
       EXPECT_EQ(buffer.words[rank].lost_for(3 - static_cast<int>(rank)), kNobody) << rank;
@@ -509,17 +476,14 @@ TEST(Report, MayNameRanksThatThereAreNot) {
 /// Rank 0 decides that rank 3 is lost, and its process ends when it has told the ranks of a bit mask.
 TEST(DecidingRank, ThatEndsHalfWayHasToldNobodyOrAll) {
   for (unsigned told = 0; told < 8; ++told) {
-    Planes planes(3, true);
-    ScriptedProcess decider(planes.info(0));
-    const std::vector<ProcessInfo> infos{decider.info(), planes.info(0), planes.info(1), planes.info(2)};
-    for (std::size_t rank = 1; rank < infos.size(); ++rank) decider.connect_to(infos[rank]);
-    const Planes::Buffer& buffer = planes.join(1, {-1, 0, 1, 2}, infos, {.timeout_s = 0, .masks = true});
+    ScriptedRank decider(4, 0);
+    const Planes::Buffer& buffer = decider.buffer;
     Report lost{{.buffer = 1, .rank = 0}};
     lost.about(3).verdict = {.rank = 3, .why = LostWhy::silent, .by = 1};
-    for (std::size_t rank = 1; rank < infos.size(); ++rank) {
-      if ((told >> (rank - 1) & 1u) != 0) decider.tell(rank - 1, lost);
+    for (const std::size_t connection : {0, 1, 2}) {
+      if ((told >> connection & 1u) != 0) decider.process.tell(connection, lost);
     }
-    decider.end();
+    decider.process.end();
     for (const std::size_t rank : {1, 2, 3}) {
       const test::SharedWords& words = buffer.words[rank];
       EXPECT_TRUE(eventually([&] { return words.lost_for(0) == 0; })) << rank;

@@ -1,71 +1,36 @@
 // Ranks as processes of this program: what only a signal can do to a rank.
-#include <fcntl.h>
 #include <signal.h>
-#include <spawn.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
-#include <stdexcept>
 #include <thread>
 
 #include "csrc/support/format.hpp"
 #include "tests/cluster/meeting_point.hpp"
+#include "tests/cluster/rank_processes.hpp"
 #include "tests/faults/rank_run.hpp"
 #include "tests/faults/runs.hpp"
 #include "tests/support/child_process.hpp"
 #include "tests/support/time_scale.hpp"
-
-extern char** environ;
 
 namespace deep_ep::faults {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-struct Child {
-  pid_t pid = 0;
-  int output = -1;  ///< memory file
-  bool ended = false;
-  int status = 0;
+struct Child : test::Child {
   Clock::time_point continues = Clock::time_point::max();
 };
 
 Child start(const Plan& plan, int rank, double deadline_s, const std::string& meeting_point,
             const std::string& of_the_next) {
-  std::vector<std::string> words = {"rank" + std::to_string(rank),
-                                    kRankArgument,
-                                    std::to_string(rank),
-                                    std::to_string(plan.seed),
-                                    std::to_string(static_cast<int>(plan.fault)),
-                                    std::to_string(deadline_s),
-                                    meeting_point,
-                                    of_the_next,
-                                    std::to_string(getpid())};
-  std::vector<char*> arguments;
-  for (auto& word : words) arguments.push_back(word.data());
-  arguments.push_back(nullptr);
-  Child child;
-  child.output = memfd_create("rank", MFD_CLOEXEC);
-  if (child.output < 0) throw std::runtime_error(std::string("memfd_create: ") + std::strerror(errno));
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_adddup2(&actions, child.output, STDOUT_FILENO);
-  const int failed = posix_spawn(&child.pid, "/proc/self/exe", &actions, nullptr, arguments.data(), environ);
-  posix_spawn_file_actions_destroy(&actions);
-  if (failed != 0) throw std::runtime_error(std::string("posix_spawn: ") + std::strerror(failed));
-  return child;
-}
-
-std::string output_of(const Child& child) {
-  std::string text(static_cast<std::size_t>(lseek(child.output, 0, SEEK_END)), '\0');
-  const ssize_t got = pread(child.output, text.data(), text.size(), 0);
-  text.resize(got > 0 ? static_cast<std::size_t>(got) : 0);
-  return text;
+  return {test::start_again({"rank" + std::to_string(rank), kRankArgument, std::to_string(rank),
+                             std::to_string(plan.seed), std::to_string(static_cast<int>(plan.fault)),
+                             std::to_string(deadline_s), meeting_point, of_the_next, std::to_string(getpid())},
+                            {}, STDOUT_FILENO)};
 }
 
 /// A child that has stopped goes on after a while.
@@ -84,7 +49,7 @@ void look_after(Child& child, double hold_s) {
 }
 
 Outcome outcome_of(const Child& child, bool hung, bool lost) {
-  const std::string text = output_of(child);
+  const std::string text = child.written();
   if (!hung && WIFEXITED(child.status) && WEXITSTATUS(child.status) == 0) return Outcome::read(text);
   Outcome outcome;
   outcome.reached = true;
@@ -119,11 +84,7 @@ Verdict run_processes(const Plan& plan, double deadline_s) {
   std::vector<Outcome> outcomes;
   for (int r = 0; r < plan.ranks; ++r) {
     Child& child = children[static_cast<std::size_t>(r)];
-    const bool hung = !child.ended;
-    if (hung) {
-      kill(child.pid, SIGKILL);
-      waitpid(child.pid, &child.status, 0);
-    }
+    const bool hung = child.end();
     outcomes.push_back(outcome_of(child, hung, plan.fault == Fault::kill && r == plan.rank));
     close(child.output);
   }

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "csrc/support/format.hpp"
+#include "tests/cluster/processes.hpp"
 #include "tests/faults/rank_run.hpp"
 #include "tests/support/time_scale.hpp"
 
@@ -61,20 +62,13 @@ class Threads {
 std::string clean_round(const std::vector<std::shared_ptr<FaultyExecutor>>& executors) {
   const int ranks = static_cast<int>(executors.size());
   const auto bootstraps = make_thread_bootstraps(ranks, 2 * test::patience());
-  std::mutex mutex;
+  const std::vector<std::string> thrown = deep_ep::run_threads(ranks, [&](int rank) {
+    run_clean_round(bootstraps[static_cast<std::size_t>(rank)], executors[static_cast<std::size_t>(rank)]);
+  });
   std::string failures;
-  std::vector<std::thread> threads;
-  for (std::size_t r = 0; r < executors.size(); ++r) {
-    threads.emplace_back([&, r] {
-      try {
-        run_clean_round(bootstraps[r], executors[r]);
-      } catch (const std::exception& error) {
-        const std::lock_guard lock(mutex);
-        failures += fmt::format("rank {} on a new buffer: {}; ", r, error.what());
-      }
-    });
+  for (std::size_t r = 0; r < thrown.size(); ++r) {
+    if (!thrown[r].empty()) failures += fmt::format("rank {} on a new buffer: {}; ", r, thrown[r]);
   }
-  for (auto& thread : threads) thread.join();
   return failures;
 }
 

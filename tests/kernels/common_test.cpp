@@ -131,39 +131,23 @@ TEST(Wait, ForWhatIsThereDoesNotAskWhoIsLost) {
   });
 }
 
-TEST(Wait, AWarpThatServesNodesEndsForALostRank) {
-  const TestKernel<probes::ServeParams> kernel(DEEP_EP_TEST_LAUNCHERS(serve_probe));
-  on_every_executor([&](Executor& executor) {
-    const Wait wait(executor);
-    wait.lose(1);
-    run(executor, kernel, {1, 32, 64}, {wait.params(0).wait, wait.signal.data(), wait.returned.data()});
-    for (std::size_t lane = 0; lane < 32; ++lane) ASSERT_EQ(wait.returned[lane], 1u) << "lane " << lane;
-    EXPECT_EQ(wait.faults[0].peer, 1);
-  });
-}
-
-/// Whichever lane is the first to find that the time is over, what is missing is on record: who ends a wait without
+/// Whichever lane is the first to find that the time is over, what is missing is on record: a wait that ends without
 /// that leaves all others of the rank waiting for ever.
-TEST(Wait, AWarpThatServesNodesEndsWithARecord) {
+TEST(Wait, AWarpThatServesNodesEnds) {
   const TestKernel<probes::ServeParams> kernel(DEEP_EP_TEST_LAUNCHERS(serve_probe));
-  on_every_executor([&](Executor& executor) {
-    const Wait wait(executor);
-    run(executor, kernel, {1, 32, 64}, {wait.params(50'000).wait, wait.signal.data(), wait.returned.data()});
-    for (std::size_t lane = 0; lane < 32; ++lane) ASSERT_EQ(wait.returned[lane], 1u) << "lane " << lane;
-    EXPECT_EQ(wait.faults[0].written, 1u);
-    EXPECT_EQ(wait.faults[0].kind, FaultKind::timeout);
-    EXPECT_NE(wait.abort[0], 0u);
-  });
-}
-
-TEST(Wait, AWarpThatServesNodesIsCalledOff) {
-  const TestKernel<probes::ServeParams> kernel(DEEP_EP_TEST_LAUNCHERS(serve_probe));
-  for (const auto& executor : executors_present()) {
-    const Wait wait(*executor);
-    wait.abort[0] = 1;
-    run(*executor, kernel, {1, 32, 64}, {wait.params(0).wait, wait.signal.data(), wait.returned.data()});
-    for (std::size_t lane = 0; lane < 32; ++lane) ASSERT_EQ(wait.returned[lane], 1u) << "lane " << lane;
-    EXPECT_EQ(wait.faults[0].written, 0u);
+  enum class Why { lost_rank, late, called_off };
+  for (const Why why : {Why::lost_rank, Why::late, Why::called_off}) {
+    on_every_executor([&](Executor& executor) {
+      const Wait wait(executor);
+      if (why == Why::lost_rank) wait.lose(1);
+      if (why == Why::called_off) wait.abort[0] = 1;
+      const WaitContext context = wait.params(why == Why::late ? 50'000 : 0).wait;
+      run(executor, kernel, {1, 32, 64}, {context, wait.signal.data(), wait.returned.data()});
+      for (std::size_t lane = 0; lane < 32; ++lane) ASSERT_EQ(wait.returned[lane], 1u) << "lane " << lane;
+      EXPECT_EQ(wait.faults[0].written, why == Why::called_off ? 0u : 1u);
+      if (why == Why::lost_rank) EXPECT_EQ(wait.faults[0].peer, 1);
+      EXPECT_NE(wait.abort[0], 0u);
+    });
   }
 }
 

@@ -1,5 +1,4 @@
 // Counts of tokens for more ranks than a thread keeps as bits, against plain loops.
-#include <algorithm>
 #include <set>
 #include <vector>
 
@@ -10,34 +9,6 @@
 
 namespace deep_ep::test {
 namespace {
-
-/// Memory of an executor that begins with `values`.
-template <class T>
-class OnDevice {
- public:
-  OnDevice(Executor& executor, const std::vector<T>& values)
-      : executor_(executor), count_(values.size()), memory_(executor.allocate(bytes())) {
-    executor.copy(memory_, values.data(), values.size() * sizeof(T), nullptr);
-    executor.synchronize(nullptr);
-  }
-  ~OnDevice() { executor_.free(memory_); }
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
-
-  T* data() const { return static_cast<T*>(memory_); }
-  std::vector<T> read() const {
-    std::vector<T> values(count_);
-    executor_.copy(values.data(), memory_, count_ * sizeof(T), nullptr);
-    executor_.synchronize(nullptr);
-    return values;
-  }
-
- private:
-  std::size_t bytes() const { return std::max<std::size_t>(count_ * sizeof(T), 16); }
-  Executor& executor_;
-  std::size_t count_;
-  void* memory_;
-};
 
 using Words = std::vector<std::int32_t>;
 
@@ -72,11 +43,11 @@ TEST(Layout, CountsForAThousandRanks) {
         }
         for (const auto node : to_nodes) ++of_node[std::size_t(node)];
       }
-      const OnDevice<std::int64_t> topk_idx(*executor, selections);
-      const OnDevice<std::int32_t> ranks_out(*executor, Words(of_rank.size(), -1)),
+      const Shared<std::int64_t> topk_idx(*executor, selections);
+      const Shared<std::int32_t> ranks_out(*executor, Words(of_rank.size(), -1)),
           experts_out(*executor, Words(of_expert.size(), -1)), nodes_out(*executor, Words(of_node.size(), -1)),
-          work(*executor, Words(1 + of_rank.size() + of_expert.size() + of_node.size()));
-      const OnDevice<std::uint8_t> in_rank(*executor, std::vector<std::uint8_t>(members.size(), 9));
+          work(*executor, 1 + of_rank.size() + of_expert.size() + of_node.size());
+      const Shared<std::uint8_t> in_rank(*executor, std::vector<std::uint8_t>(members.size(), 9));
       const LayoutParams params{.topk_idx = {topk_idx.data(), true},
                                 .num_tokens = kTokens,
                                 .num_topk = kTopk,
@@ -91,6 +62,7 @@ TEST(Layout, CountsForAThousandRanks) {
                                 .is_token_in_rank = in_rank.data()};
       const std::size_t shared_bytes = static_cast<std::size_t>(params.counters()) * sizeof(std::int32_t);
       dynamic_cast<Backend&>(*executor).kernels().layout(params, {2, 64, shared_bytes}, nullptr);
+      executor->synchronize(nullptr);
       EXPECT_EQ(ranks_out.read(), of_rank);
       EXPECT_EQ(experts_out.read(), of_expert);
       EXPECT_EQ(nodes_out.read(), of_node);

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <memory>
 #include <string>
@@ -64,21 +65,26 @@ void run(Executor& executor, const TestKernel<Params>& kernel, const LaunchShape
   executor.destroy_stream(stream);
 }
 
-/// `count` zeroed elements that host and kernels see at the same address.
+/// `count` zeroed elements, or these, that host and kernels see at the same address.
 template <class T>
 class Shared {
  public:
   Shared(Executor& executor, std::size_t count)
-      : executor_(executor), data_(static_cast<T*>(executor.allocate_pinned(count * sizeof(T)))) {}
+      : executor_(executor), count_(count), data_(static_cast<T*>(executor.allocate_pinned(count * sizeof(T)))) {}
+  Shared(Executor& executor, const std::vector<T>& values) : Shared(executor, values.size()) {
+    std::copy(values.begin(), values.end(), data_);
+  }
   ~Shared() { executor_.free_pinned(data_); }
   Shared(const Shared&) = delete;
   Shared& operator=(const Shared&) = delete;
 
   T* data() const { return data_; }
   T& operator[](std::size_t i) const { return data_[i]; }
+  std::vector<T> read() const { return {data_, data_ + count_}; }
 
  private:
   Executor& executor_;
+  std::size_t count_;
   T* data_;
 };
 

@@ -60,13 +60,6 @@ TEST(HeapChoice, OneHostSharesFileDescriptors) {
   EXPECT_EQ(plan(with_fabric).kind, HeapKind::posix_fd) << "whether or not there is anything else";
 }
 
-TEST(HeapChoice, TheCoarsestGranularityCounts) {
-  auto ranks = ranks_on_one_host(3);
-  ranks[2].granularity = 4096;
-  EXPECT_EQ(plan(ranks).bytes, 4096u);
-  EXPECT_EQ(plan(ranks, 0).bytes, 4096u);
-}
-
 TEST(HeapChoice, FabricWhereOneGpuOrTheNetworkForbidsDescriptors) {
   auto gpu = ranks_on_one_host(4);
   gpu[1].posix_fd = false;

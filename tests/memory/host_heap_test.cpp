@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <memory>
 #include <stdexcept>
-#include <string>
 #include <vector>
 
 #include "csrc/memory/symmetric_heap.hpp"
@@ -41,25 +40,6 @@ bool exchange(Bootstrap& bootstrap, SymmetricHeap& heap) {
   return true;
 }
 
-TEST(HostHeap, RanksOfOtherHostsAreNotMapped) {
-  std::vector<int> right(4);
-  as_threads(4, [&](Bootstrap& bootstrap) {
-    ProcessIdentity identity = this_process();
-    const auto host = [](int rank) { return rank / 2; };
-    if (host(bootstrap.rank()) == 1) identity.boot_id[0] = identity.boot_id[0] == 'x' ? 'y' : 'x';
-    const auto heap = make_heap(bootstrap, 10000, identity);
-    bool expected = true;
-    for (int peer = 0; peer < 4; ++peer) {
-      const bool mapped = heap->peers()[static_cast<std::size_t>(peer)] != nullptr;
-      expected &= mapped == (host(peer) == host(bootstrap.rank()));
-      expected &= heap->device_peers()[peer] == heap->peers()[static_cast<std::size_t>(peer)];
-    }
-    right[static_cast<std::size_t>(bootstrap.rank())] = expected;
-    bootstrap.barrier();
-  });
-  EXPECT_EQ(right, std::vector<int>(4, 1));
-}
-
 /// The others see its memory where that of the process before was.
 TEST(HostHeap, ANewProcessTakesThePlaceOfAnother) {
   if (test::under_thread_sanitizer()) GTEST_SKIP() << "ThreadSanitizer ends a forked child with threads";
@@ -87,26 +67,11 @@ TEST(HostHeap, ANewProcessTakesThePlaceOfAnother) {
   }));
 }
 
-TEST(HostHeap, AHeapStaysForThePeersWhenItsThreadHasLeft) {
-  as_threads(2, [&](Bootstrap& bootstrap) {
-    auto heap = make_heap(bootstrap, 10000);
-    if (bootstrap.rank() == 0) heap.reset();
-    bootstrap.barrier();
-    if (bootstrap.rank() == 1) *heap->peers()[0] = std::byte{1};  // a page that nobody has crashes
-    bootstrap.barrier();
-  });
-}
-
 void map_and_exchange(Bootstrap& bootstrap) {
   const auto heap = make_heap(bootstrap, 1 << 16);
   if (!exchange(bootstrap, *heap)) throw std::runtime_error("a heap is not that of its rank");
   heap->unmap_peers();
   bootstrap.barrier();
-}
-
-TEST(HostHeap, ProcessesMapEachOther) {
-  if (test::under_thread_sanitizer()) GTEST_SKIP() << "ThreadSanitizer ends a forked child with threads";
-  expect_nothing_thrown(run_rank_processes(3, [](const auto& bootstrap) { map_and_exchange(*bootstrap); }));
 }
 
 // As in containers: both ranks are process 1, of a namespace of their own.

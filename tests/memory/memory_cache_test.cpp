@@ -165,26 +165,5 @@ TEST_F(MemoryCacheTest, AGraphUsesItsOwnMemoryAgainWhileItIsRecorded) {
   at_home().capturing = 0;
 }
 
-TEST_F(MemoryCacheTest, OneBlockThatCannotBeWaitedForLosesNoOther) {
-  const auto lost = cache_->allocate(64);
-  back(cache_->allocate(1000));
-  back(lost, {kDefaultStream});
-  allocate_in_pool(cache_, 64, 1);
-  FakeExecutor::of(nullptr).gone = true;
-  cache_.reset();
-  FakeExecutor::of(nullptr).gone = false;
-  EXPECT_EQ(executor_->live(), 1u);
-  executor_->free(lost.memory);
-}
-
-TEST_F(MemoryCacheTest, ARecordingHomeFreesNothing) {
-  const auto block = cache_->allocate(64);
-  back(block);
-  at_home().capturing = true;
-  cache_.reset();
-  EXPECT_EQ(executor_->live(), 1u);
-  executor_->free(block.memory);
-}
-
 }  // namespace
 }  // namespace deep_ep

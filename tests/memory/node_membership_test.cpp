@@ -60,12 +60,6 @@ TEST(NodeMembership, RanksThatMapEachOtherAreANode) {
   EXPECT_FALSE(found.memberships[3].same_node(4));
 }
 
-TEST(NodeMembership, OneNodeNeedsNoRdma) {
-  const Found found = find(3, always(0), 0);
-  EXPECT_TRUE(found.memberships[1].reached_by_rdma(true).empty());
-  EXPECT_EQ(found.memberships[1].num_nodes, 1);
-}
-
 TEST(NodeMembership, RanksOfEachNodeWhereAllNodesAreAlike) {
   const auto width = [](const PerRank& host, int ranks) {
     const Found found = find(ranks, host, 0);

@@ -11,6 +11,7 @@ import pytest
 import torch
 from common import signature_of
 from test_errors import Alone, refused
+from test_helpers import SIGNATURES as HELPERS
 from time_scale import scaled
 
 import deep_ep
@@ -73,12 +74,18 @@ def test_signature(function):
     assert signature_of(function) == SIGNATURES[function]
 
 
-def test_names():
-    import deep_ep.buffers.legacy
-    import deep_ep.legacy
-    import deep_ep.utils.event
+# Engines that find these behind ``import deep_ep`` alone use them.
+ATTRIBUTES = [
+    "Buffer", "Config", "ElasticBuffer", "EPHandle", "EventHandle", "EventOverlap", "topk_idx_t", "__version__",
+    "get_physical_domain_size", "get_logical_domain_size", "legacy.Buffer", "buffers.legacy.Buffer",
+    "buffers.elastic.ElasticBuffer", "buffers.elastic.EPHandle", "utils.EventHandle", "utils.EventOverlap",
+    "utils.event.EventHandle", "utils.check_nvlink_connections", *(f"utils.{name}" for name in HELPERS),
+]  # fmt: skip
 
-    assert {"Buffer", "Config", "EventOverlap", "EventHandle", "topk_idx_t", "__version__"} <= set(deep_ep.__all__)
+
+def test_names():
+    assert {path for path in ATTRIBUTES if "." not in path} <= set(deep_ep.__all__)
+    assert deep_ep.ElasticBuffer is deep_ep.buffers.elastic.ElasticBuffer and deep_ep.EPHandle is deep_ep.buffers.elastic.EPHandle
     assert isinstance(deep_ep.topk_idx_t, torch.dtype)
     assert issubclass(PeerTimeout, TimeoutError) and issubclass(PeerTimeout, RuntimeError)
     for module in (deep_ep.buffer, deep_ep.legacy, deep_ep.buffers.legacy):
@@ -106,11 +113,14 @@ def test_without_pytorch():
     assert "During handling" not in done.stderr and "direct cause" not in done.stderr
 
 
-def test_import_is_quiet():
-    program = """
-import os, threading, torch
+def test_one_import_is_enough_and_quiet():
+    program = f"""
+import functools, os, threading, torch
 before = threading.active_count(), len(os.listdir("/proc/self/task"))
 import deep_ep
+for path in {ATTRIBUTES!r}:
+    *module, name = path.split(".")
+    assert hasattr(functools.reduce(getattr, module, deep_ep), name), path  # how vLLM asks
 config = deep_ep.Config(24, 8, 256)
 config.get_nvl_buffer_size_hint(14336, 8), deep_ep.Buffer.get_low_latency_rdma_size_hint(128, 7168, 8, 256)
 deep_ep.Buffer.get_dispatch_config(8)

@@ -5,7 +5,6 @@
 
 #include <chrono>
 #include <fstream>
-#include <functional>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -76,14 +75,15 @@ TEST(RxeConnectionsFault, PeerThatIsKilledIsNamed) {
   EXPECT_NE(errors[1], "");  // killed
 }
 
-/// Rank 0 sends something that rank 1's device refuses. Then both ends are in the error state.
-void expect_refusal(const std::function<void(Member& member)>& launch_of_rank_0,
-                    const std::function<void(Member& member)>& afterwards) {
-  expect_ranks_succeed(2, [&](const auto& bootstrap) {
+TEST(RxeConnectionsFault, WrongRemoteKey) {
+  expect_ranks_succeed(2, [](const auto& bootstrap) {
     const bool wrong = bootstrap->rank() == 0;
     Member member(bootstrap, make_host_executor(), /*timeout_s=*/wrong ? long_patience() : scaled(2));
-    member.connect({.peers = {1 - bootstrap->rank()}, .channels = 2, .depth = 64}, patient_settings());
-    wrong ? launch_of_rank_0(member) : member.exchange->launch(*member.connections, 0, 1);
+    member.connect({.peers = {1 - bootstrap->rank()}, .depth = 64}, patient_settings());
+    Shared<RdmaPeerParams> peers(*member.executor, 2);
+    peers[1 - bootstrap->rank()] = member.connections->device_peers()[1 - bootstrap->rank()];
+    if (wrong) peers[1].remote_key ^= 1;
+    member.exchange->launch(peers.data(), 1);
     member.exchange->synchronize();
     const std::string text = reported(*member.connections);
     if (wrong) {
@@ -95,34 +95,7 @@ void expect_refusal(const std::function<void(Member& member)>& launch_of_rank_0,
       require(member.exchange->fault().claimed != 0, "no fault is on record");
     }
     bootstrap->barrier();
-    afterwards(member);
-    bootstrap->barrier();
   });
-}
-
-TEST(RxeConnectionsFault, WrongRemoteKey) {
-  expect_refusal(
-      [](Member& member) {
-        Shared<RdmaPeerParams> peers(*member.executor, 2);
-        peers[1] = member.connections->device_peers()[1];
-        peers[1].remote_key ^= 1;
-        member.exchange->launch(peers.data(), 1);
-        member.exchange->synchronize();
-      },
-      [](Member&) {});
-}
-
-TEST(RxeConnectionsFault, FailedQueuePairsWorkAgainAfterReconnect) {
-  expect_refusal(
-      [](Member& member) {
-        member.exchange->send_astray(std::uint64_t{1} << 40);
-        member.exchange->launch(*member.connections, 0, 1);
-      },
-      [](Member& member) {
-        member.connections->reconnect(*member.bootstrap);
-        member.start_again();
-        for (int channel = 0; channel < 2; ++channel) member.exchange_rows(channel);
-      });
 }
 
 TEST(RxeConnections, EachRankHasADevice) {
@@ -138,29 +111,6 @@ TEST(RxeConnections, EachRankHasADevice) {
       for (int round = 0; round < 3; ++round) {
         for (int channel = 0; channel < 3; ++channel) member.exchange_rows(channel);
       }
-      bootstrap->barrier();
-    });
-  }
-}
-
-TEST(RxeConnections, FourRanksShareTwoDevices) {
-  for (const int ranks_per_node : {1, 2}) {
-    expect_ranks_succeed(4, [&](const auto& bootstrap) {
-      Member member(bootstrap, make_host_executor());
-      member.connect({.peers = member.nodes(ranks_per_node).reached_by_rdma(true), .depth = 64}, patient_settings());
-      member.exchange_rows(0);
-      member.exchange_rows(0);
-      bootstrap->barrier();
-    });
-  }
-}
-
-TEST(RxeConnections, SmallAndDeepRings) {
-  for (const std::uint32_t depth : {64U, 4096U}) {
-    expect_ranks_succeed(2, [&](const auto& bootstrap) {
-      Member member(bootstrap, make_host_executor());
-      member.connect({.peers = {1 - bootstrap->rank()}, .depth = depth}, patient_settings());
-      member.exchange_rows(0, 10);
       bootstrap->barrier();
     });
   }

@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -64,6 +65,12 @@ class MeasureNode(unittest.TestCase):
         self.assertRegex(self.run_it("build", status=1, GPU=gpu, STATUS="3"), r"build +configure +FAILED \(3\)")
         self.assertIn("nvidia-smi shows no GPU", self.run_it(status=2, GPU=""))
         self.assertIn("there is no part 'bench', allowed: build, tests", self.run_it("bench", status=2))
+
+    def test_the_programs_of_tests_are_built(self):
+        for file in SCRIPT.parents[1].glob("tests/**/CMakeLists.txt"):
+            for name in re.findall(r"^deep_ep_add_test_program\((\w+)", file.read_text(), re.M):
+                (self.top / name).symlink_to("/bin/true")
+        self.assertRegex(self.run_it("tests", GPU="NVIDIA B200", CAPABILITY="10.0"), "tests +cluster +ok")
 
     def test_it_goes_on_behind_an_interruption(self):
         (self.top / "stuck").touch()

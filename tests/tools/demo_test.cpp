@@ -1,12 +1,12 @@
 // The demo's check: it accepts what is right, and notices mistakes.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <optional>
 #include <string>
+#include <vector>
 
 #include "deep_ep/error.hpp"
 #include "oracle/bf16.hpp"
+#include "tests/rdma/messages.hpp"
 #include "tools/common/check_rows.hpp"
 #include "tools/demo/layer.hpp"
 #include "tools/demo/model.hpp"
@@ -14,91 +14,54 @@
 namespace deep_ep::tools {
 namespace {
 
-constexpr int kRanks = 4;
-
-class DemoCheck : public testing::Test {
- protected:
-  DemoCheck() {
-    shape_.hidden = 64;
-    const auto words = split_words("Tokens go where their experts are; results come back, and are added up.");
-    for (std::size_t rank = 0; rank < kRanks; ++rank) {
-      batches_.push_back(make_batch(shape_, words, rank * 4, rank * 4 + 4));
-    }
-  }
-
-  /// The sum of the experts' outputs, without any communication; `without` leaves one selection of token 0 out.
-  std::vector<std::uint16_t> output(const Batch& batch, std::optional<std::size_t> without = {}) const {
-    const auto hidden = static_cast<std::size_t>(shape_.hidden);
-    const auto topk = static_cast<std::size_t>(shape_.topk);
-    std::vector<std::uint16_t> result(batch.x.size());
-    for (std::size_t i = 0; i < result.size(); ++i) {
+TEST(DemoCheck, AcceptsTheRightSumAndNoticesALostExpert) {
+  ModelShape shape;
+  shape.hidden = 64;
+  const auto words = split_words("Tokens go where their experts are; results come back, and are added up.");
+  const Batch batch = make_batch(shape, words, 4, 8);
+  for (int lost = -1; lost < shape.topk; ++lost) {  // of token 0; at first none
+    std::vector<std::uint16_t> output;
+    for (std::size_t i = 0; i < batch.x.size(); ++i) {
+      const auto token = i / static_cast<std::size_t>(shape.hidden);
       float sum = 0;
-      for (std::size_t k = 0; k < topk; ++k) {
-        const std::size_t at = i / hidden * topk + k;
-        if (at == without) continue;
+      for (int k = 0; k < shape.topk; ++k) {
+        if (token == 0 && k == lost) continue;
+        const std::size_t at = token * static_cast<std::size_t>(shape.topk) + static_cast<std::size_t>(k);
         sum += batch.weights[at] * expert_scale(static_cast<int>(batch.experts[at])) * oracle::bf16_value(batch.x[i]);
       }
-      result[i] = oracle::bf16_bits(sum);
+      output.push_back(oracle::bf16_bits(sum));
     }
-    return result;
-  }
-
-  template <class Call>
-  static std::string error_in(Call&& call) {
-    try {
-      call();
-    } catch (const Error& error) {
-      return error.what();
+    const auto check = [&] { EXPECT_GT(check_output(shape, batch, 1, 4, output), 0) << "BF16 cannot be exact"; };
+    if (lost < 0) {
+      check();
+    } else {
+      EXPECT_TRUE(test::contains(test::message_of<Error>(check), "rank 1, token 0")) << "selection " << lost;
     }
-    return "";
-  }
-
-  ModelShape shape_;
-  std::vector<Batch> batches_;
-};
-
-TEST_F(DemoCheck, AcceptsTheRightSum) {
-  for (int rank = 0; rank < kRanks; ++rank) {
-    const Batch& batch = batches_[static_cast<std::size_t>(rank)];
-    EXPECT_GT(check_output(shape_, batch, rank, kRanks, output(batch)), 0) << "BF16 cannot be exact";
   }
 }
 
-TEST_F(DemoCheck, NoticesALostExpert) {
-  for (std::size_t k = 0; k < static_cast<std::size_t>(shape_.topk); ++k) {
-    const auto error = error_in([&] { check_output(shape_, batches_[1], 1, kRanks, output(batches_[1], k)); });
-    EXPECT_NE(error.find("rank 1, token 0"), std::string::npos) << "selection " << k << ": " << error;
-  }
-}
-
-TEST_F(DemoCheck, NoticesSwappedRowsAndShortResults) {
-  const oracle::Dispatched routes = routes_of(shape_, batches_);
-  const oracle::Received& expected = routes.received[0];
-  const auto hidden = static_cast<std::size_t>(shape_.hidden);
-  const auto fill = [&](int source, std::int64_t token, std::span<std::uint16_t> row) {
-    std::copy_n(batches_[static_cast<std::size_t>(source)].x.begin() + token * shape_.hidden, hidden, row.begin());
+TEST(DemoCheck, NoticesSwappedRowsAndShortResults) {
+  oracle::Received expected;
+  expected.rows = 2;
+  expected.src_rank = {1, 0};
+  expected.src_idx = {0, 3};
+  const auto fill = [](int source, std::int64_t token, std::span<int> row) {
+    row[0] = 10 * source + static_cast<int>(token);
   };
-  std::vector<std::uint16_t> received(static_cast<std::size_t>(expected.rows) * hidden);
-  for (std::size_t i = 0; i < expected.src_idx.size(); ++i) {
-    fill(expected.src_rank[i], expected.src_idx[i], std::span(received).subspan(i * hidden, hidden));
-  }
-  ASSERT_GE(expected.rows, 2);
-  const auto error = [&] { return error_in([&] { check_rows(expected, 0, "rows", received, hidden, fill); }); };
-  EXPECT_EQ(error(), "");
-  const auto second = received.begin() + static_cast<std::ptrdiff_t>(hidden);
-  std::swap_ranges(received.begin(), second, second);
-  EXPECT_EQ(error().find("check: row 0 of the rows of rank 0 is not token "), 0u) << error();
-  received.resize(hidden);
-  EXPECT_EQ(error().find("check: rank 0 received 1 rows, expected "), 0u) << error();
+  const auto check = [&](const std::vector<int>& rows) { check_rows(expected, 2, "rows", rows, 1, fill); };
+  check({10, 3});
+  EXPECT_EQ(test::message_of<Error>([&] {
+              check({3, 10});
+            }),
+            "check: row 0 of the rows of rank 2 is not token 0 of rank 1");
+  EXPECT_EQ(test::message_of<Error>([&] { check({10}); }), "check: rank 2 received 1 rows, expected 2");
 }
 
-TEST_F(DemoCheck, NoticesAWrongWeight) {
-  const oracle::Dispatched routes = routes_of(shape_, batches_);
-  const oracle::Received& expected = routes.received[2];
-  std::vector<float> weights = expected.topk_weights;
-  EXPECT_NO_THROW(check_selection(expected, 2, expected.topk_idx, weights));
-  weights.front() += 1e-3f;
-  EXPECT_THROW(check_selection(expected, 2, expected.topk_idx, weights), Error);
+TEST(DemoCheck, NoticesAWrongWeight) {
+  oracle::Received expected;
+  expected.topk_weights = {1, 2};
+  check_selection(expected, 2, {}, std::vector<float>{1, 2});
+  EXPECT_THROW(check_selection(expected, 2, {}, std::vector<float>{1, 2.001f}), Error);
 }
 
 }  // namespace

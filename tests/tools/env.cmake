@@ -1,7 +1,4 @@
-# `deep_ep env`: scripts of machines that exist as files, and what a shell makes of them.
-deep_ep_add_test_program(deep_ep_env_tests env SOURCES env_test.cpp ../topology/fake_machine.cpp)
-target_link_libraries(deep_ep_env_tests PRIVATE deep_ep_env_support)
-
+# `deep_ep env`: what a shell makes of its scripts.
 deep_ep_add_tool_test(env_unknown_format STATUS 2 PATTERN "^deep_ep: --format[^\n]*toml[^\n]*\n$" TIMEOUT 10
                       ARGUMENTS env --format toml)
 deep_ep_add_tool_test(env_two_forms STATUS 2 PATTERN "^deep_ep: [^\n]*--json excludes --format[^\n]*\n$" TIMEOUT 10

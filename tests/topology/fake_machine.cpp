@@ -175,11 +175,6 @@ void write_healthy_machine(const FakeMachine& machine, const MachineOptions& opt
   }
 }
 
-void write_gb200_machine(const FakeMachine& machine) {
-  write_healthy_machine(machine, {.pairs = 2, .model = "NVIDIA GB200"});
-  machine.write("/dev/nvidia-caps-imex-channels/channel0", "");
-}
-
 void write_h200_machine(const FakeMachine& machine) {
   write_healthy_machine(machine, {.model = "NVIDIA H200", .infiniband = true});
   machine.remove("/sys/class/dmi");

@@ -76,9 +76,6 @@ struct MachineOptions {
 /// With a driver, libraries, limits and privileges that let everything work.
 void write_healthy_machine(const FakeMachine& machine, const MachineOptions& options = {});
 
-/// 4 GB200 and 4 RoCE NICs of 400 Gb/s on an Arm machine, with an IMEX channel.
-void write_gb200_machine(const FakeMachine& machine);
-
 /// 8 H200 and 8 InfiniBand NICs of 400 Gb/s on a bare machine, with NVSwitches.
 void write_h200_machine(const FakeMachine& machine);
 

@@ -1,18 +1,12 @@
 // Several lanes to each rail: a chunk takes one that has few bytes under way, and nothing is ordered between them.
 #include <algorithm>
 #include <array>
-#include <cstring>
-#include <functional>
-#include <thread>
 #include <vector>
 
 #include "csrc/buffer/buffer_plan.hpp"
 #include "csrc/buffer/options.hpp"
-#include "csrc/rdma/connections.hpp"
-#include "kernels/normal/params.hpp"
-#include "kernels/rdma/decode.hpp"
-#include "tests/cluster/counting_executor.hpp"
 #include "tests/cluster/fixture.hpp"
+#include "tests/cluster/queue_pairs_executor.hpp"
 #include "tests/support/setting.hpp"
 
 namespace deep_ep::test {
@@ -56,116 +50,33 @@ ClusterOptions few_warps(int ranks, std::uint64_t seed) {
   return options;
 }
 
-/// Keeps the table of queue pairs that kernels get.
-class PairsExecutor final : public CountingExecutor {
- public:
-  PairsExecutor(const std::shared_ptr<Executor>& inner, int ranks, int lanes)
-      : CountingExecutor(inner), ranks_(ranks), table_(static_cast<std::size_t>((lanes + 1) * ranks)) {}
-
-  void copy(void* destination, const void* source, std::size_t bytes, StreamHandle stream) override {
-    if (bytes == table_.size() * sizeof(RdmaPeerParams)) std::memcpy(table_.data(), source, bytes);
-    CountingExecutor::copy(destination, source, bytes, stream);
-  }
-  /// Of a lane's rows.
-  const RdmaQueuePair& pair(int lane, int peer) const {
-    return table_.at(static_cast<std::size_t>(lane * ranks_ + peer)).queue;
-  }
-  /// On the CPU, when all kernels have ended.
-  int writes(int lane, int peer) const {
-    const RdmaQueuePair& queue = pair(lane, peer);
-    require(queue.peer == peer && queue.state->posted < queue.depth, "the table of queue pairs");
-    int writes = 0;
-    for (std::uint64_t i = 0; i < queue.state->posted; ++i) {
-      writes += (device::rdma::swap32(queue.ring[i].segment[0].word[0]) & 0xff) == device::rdma::kOpcodeWrite;
-    }
-    return writes;
-  }
-
- private:
-  int ranks_;
-  std::vector<RdmaPeerParams> table_;
-};
-
-/// Two nodes of one rank dispatch `tokens` rows of `hidden` numbers to each other; `use` looks at a rank's queue pairs.
-void dispatch_between_two(
-    int lanes, int tokens, int hidden, std::uint64_t seed,
-    const std::function<void(Rank&, const PairsExecutor&, Buffer&, const std::function<void()>& dispatch)>& use) {
-  Shape shape{.tokens = {tokens, tokens}, .local_experts = 1, .topk = 2, .ranks_per_node = 1};
-  shape.hidden = hidden;
-  const Case one = make_case(shape);
-  run_cluster(few_warps(2, seed), [&](Rank& rank) {
-    const auto executor = std::make_shared<PairsExecutor>(rank.executor(), 2, lanes);
-    BufferOptions options = lanes_options(lanes, 1);
-    options.heap_bytes = std::size_t{64} << 20;
-    options.window_bytes = std::size_t{40} << 20;
-    options.internode.num_qps_per_rank = 5;
-    Buffer buffer(rank.bootstrap(), executor, options);
-    const Inputs inputs = upload_inputs(rank, one);
-    use(rank, *executor, buffer, [&] {
-      const DispatchResult result = buffer.dispatch(inputs.dispatch, rank.call());
-      executor->synchronize(rank.stream());
-      check_dispatch(rank, one, result, {.cached = false, .num_worst_tokens = 0});
-    });
-    buffer.destroy();
-  });
-}
-
 /// One path of the network is much slower than the others: the call does not wait for its share of the rows there. On
 /// a busy machine the other paths are slow as well, so there are several attempts.
 TEST(InternodeLanes, ASlowPathTakesFewChunks) {
   const Setting wire("DEEP_EP_RDMA_WIRE", "simulated:slow=1,slow_rate=0.001");  // 0.13 s for a chunk
   constexpr int kLanes = 4, kChunks = 64, kFew = 10;
+  const Case one = make_case(
+      {.tokens = equal_tokens(2, 16 * kChunks), .local_experts = 1, .topk = 2, .hidden = 4096, .ranks_per_node = 1});
+  BufferOptions options = lanes_options(kLanes, 1);
+  options.heap_bytes = std::size_t{64} << 20;
+  options.window_bytes = std::size_t{40} << 20;
+  options.internode.num_qps_per_rank = 5;
   int most = kChunks / kLanes;
   for (int attempt = 0; attempt < 5 && most >= kFew; ++attempt) {
     std::array<int, 2> slow{};
-    dispatch_between_two(kLanes, 16 * kChunks, 4096, 0,
-                         [&](Rank& rank, const PairsExecutor& pairs, Buffer&, const auto& dispatch) {
-                           dispatch();
-                           const int shapes = 1;  // they are written over the first lane, too
-                           slow.at(std::size_t(rank.rank())) = pairs.writes(0, 1 - rank.rank()) - shapes;
-                         });
+    run_cluster(few_warps(2, 0), [&](Rank& rank) {
+      const auto executor = std::make_shared<QueuePairsExecutor>(rank.executor(), 2, kLanes + 1);
+      Buffer buffer(rank.bootstrap(), executor, options);
+      const DispatchResult result = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
+      executor->synchronize(rank.stream());
+      check_dispatch(rank, one, result);
+      const int shapes = 1;  // they are written over the first lane, too
+      slow.at(std::size_t(rank.rank())) = executor->posted(0, 1 - rank.rank(), device::rdma::kOpcodeWrite) - shapes;
+      buffer.destroy();
+    });
     most = std::max(slow[0], slow[1]);
   }
   EXPECT_LT(most, kFew) << "chunks by the slow path, whose share is " << kChunks / kLanes;
-}
-
-/// The bytes of a lane that the device has been told of, and has not completed; 0 if it completed some meanwhile.
-std::uint64_t bytes_under_way(const RdmaQueuePair& queue) {
-  const auto completed = [&] { return __atomic_load_n(&queue.completion->tail, __ATOMIC_ACQUIRE); };
-  const std::uint32_t tail = completed();
-  const std::uint64_t bell = __atomic_load_n(queue.doorbell, __ATOMIC_ACQUIRE);
-  const bool none = device::rdma::tail_opcode(tail) == device::rdma::kCompletionNotYetWritten;
-  const std::uint32_t done = none ? 0 : device::rdma::tail_counter(tail) + 1;
-  const std::uint32_t rung = device::rdma::doorbell_end(bell);
-  std::uint64_t bytes = 0;
-  for (std::uint32_t i = done; i != rung && bell != 0; ++i) {
-    bytes += device::rdma::decode(queue.ring[i & (queue.depth - 1)], i, queue.number).length;
-  }
-  return completed() == tail ? bytes : 0;
-}
-
-/// Others may send to a rail at the same time, which receives more slowly then: no sender with several lanes has more
-/// under way to it. A slow line keeps as much under way.
-TEST(InternodeLanes, ASlowReceiverBoundsTheBytesUnderWay) {
-  if (under_thread_sanitizer()) GTEST_SKIP() << "looks at rings that kernels write";
-  const Setting wire("DEEP_EP_RDMA_WIRE", "simulated:rate=0.05");
-  for (const int lanes : {2, 4}) {
-    SCOPED_TRACE(lanes);
-    dispatch_between_two(lanes, 16 * 64, 4096, 0,
-                         [&](Rank& rank, const PairsExecutor& pairs, Buffer&, const auto& dispatch) {
-                           std::uint64_t most = 0;  // of a lane
-                           std::jthread looks([&](const std::stop_token& stop) {
-                             for (int lane = 0; !stop.stop_requested(); lane = (lane + 1) % lanes) {
-                               most = std::max(most, bytes_under_way(pairs.pair(lane, 1 - rank.rank())));
-                             }
-                           });
-                           dispatch();
-                           looks.request_stop();
-                           looks.join();
-                           const std::uint64_t share = (std::uint64_t{2} << 20) / static_cast<std::uint64_t>(lanes);
-                           require(most > 0 && most <= share, std::to_string(most) + " bytes");
-                         });
-  }
 }
 
 struct InternodeLanesOver {

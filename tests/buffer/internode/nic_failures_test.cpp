@@ -1,7 +1,7 @@
 // Operations of a NIC that fail in calls between nodes.
 #include "kernels/normal/params.hpp"
 #include "tests/cluster/fixture.hpp"
-#include "tests/cluster/spoiling_executor.hpp"
+#include "tests/cluster/queue_pairs_executor.hpp"
 
 namespace deep_ep::test {
 namespace {
@@ -17,7 +17,7 @@ TEST_P(InternodeNicFailuresTest, TheRailIsNamedAndWhoWaitsSaysHowItsNicIs) {
   for (const InternodeChannel channel : {InternodeChannel::rows, InternodeChannel::credit}) {
     run_cluster(cluster_with_absentees(4), [&](Rank& rank) {
       std::shared_ptr<Executor> executor = rank.executor();
-      if (rank.rank() == 0) executor = std::make_shared<SpoilingExecutor>(executor, 4, channel, 2);
+      if (rank.rank() == 0) executor = spoiling_executor(executor, 4, int(InternodeChannel::count), int(channel), 2);
       // So little memory that each rank waits for credit.
       Buffer buffer(rank.bootstrap(), executor,
                     {.heap_bytes = std::size_t{8} << 20,

@@ -36,14 +36,15 @@ TEST_P(InternodeRoundTest, TwoNodesOfTwo) {
   run_rounds(cluster_of(grid), std::vector{shape_of(grid, 16, 1), shape_of(grid, 70, 2)}, {}, buffer_of(grid));
 }
 
-/// More nodes than a warp has lanes.
-TEST_P(InternodeRoundTest, ManyNodes) {
-  DEEP_EP_NEEDS_RANKS(34);
+/// More nodes than a warp has lanes; the largest NVLink domain.
+TEST_P(InternodeRoundTest, ManyRanks) {
   if (under_thread_sanitizer()) GTEST_SKIP() << "too many fibers";
-  const NodesAndWidth grid{34, 1};
-  ClusterOptions options = cluster_of(grid);
-  options.host.multiprocessors = 1;
-  run_rounds(options, std::vector{shape_of(grid, 3, 1)}, {}, buffer_of(grid));
+  for (const NodesAndWidth grid : {NodesAndWidth{34, 1}, {1, 72}}) {
+    DEEP_EP_NEEDS_RANKS(grid.ranks());
+    ClusterOptions options = cluster_of(grid);
+    options.host = {.multiprocessors = 1, .warps_per_block = grid.nodes == 1 ? 2 : 3};
+    run_rounds(options, std::vector{shape_of(grid, 3, 1)}, {}, buffer_of(grid));
+  }
 }
 
 /// As many ranks as a mask of bits has had, and more.
@@ -115,16 +116,6 @@ TEST_P(InternodeRoundTest, RandomRoundsMatchTheOracle) {
       buffer.destroy();
     });
   }
-}
-
-class InternodeProcessesTest : public InternodeRoundTest {};
-DEEP_EP_ON_PROCESSES(InternodeProcessesTest);
-
-TEST_P(InternodeProcessesTest, TwoNodesOfTwo) {
-  DEEP_EP_NEEDS_RANKS(4);
-  const NodesAndWidth grid{2, 2};
-  run_rounds(cluster_of(grid), std::vector{shape_of(grid, 16, 1), shape_of(grid, 70, 2)}, {},
-             buffer_of(grid, 48 << 10));
 }
 
 }  // namespace

@@ -23,21 +23,6 @@ TEST_P(DispatchModesTest, WorstCaseHasTheExactPrefixAndNoTail) {
   }
 }
 
-TEST_P(DispatchModesTest, WorstCaseOverflowIsRaisedByTheNextCall) {
-  DEEP_EP_NEEDS_RANKS(2);
-  const Case one = make_case({.tokens = {12, 12}, .local_experts = 2, .topk = 4});
-  run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer();
-    Inputs inputs = upload_inputs(rank, one);
-    inputs.dispatch.num_worst_tokens = 23;
-    const DispatchResult result = buffer.dispatch(inputs.dispatch, rank.call());
-    require_throws<OutOfMemory>([&] { buffer.check(); }, {"num_worst_tokens", "23", "24"}, "check after the overflow");
-    inputs.dispatch.num_worst_tokens = 24;  // the buffer is as usable as before
-    check_dispatch(rank, one, buffer.dispatch(inputs.dispatch, rank.call()), {.cached = false, .num_worst_tokens = 24});
-    buffer.check();
-  });
-}
-
 // Both ranks send all their tokens to both, 25 rows in all; there is room for 24. What lies behind the room of one
 // output is the next one.
 TEST_P(DispatchModesTest, TheFirstRowThatDoesNotFitIsWrittenNowhere) {

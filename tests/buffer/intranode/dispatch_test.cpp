@@ -32,15 +32,6 @@ TEST_P(DispatchTest, RowsOf16BytesTo32KiB) {
   run_rounds(cluster(2), shapes);
 }
 
-TEST_P(DispatchTest, ManyScalesAndScalesOfOtherTypes) {
-  DEEP_EP_NEEDS_RANKS(2);
-  const std::vector<Shape> shapes = {
-      {.tokens = {5, 6}, .dtype = DType::uint8, .hidden = 16, .scales = 257, .scale_layout = ScaleLayout::column_major},
-      {.tokens = {5, 6}, .dtype = DType::bfloat16, .hidden = 64, .scales = 3},
-      {.tokens = {1, 0}, .dtype = DType::uint8, .hidden = 16, .scales = 5, .scale_layout = ScaleLayout::every_third}};
-  run_rounds(cluster(2), shapes);
-}
-
 /// Each has scales of its own, up to numbers that small tests never reach.
 TEST_P(DispatchTest, ThousandsOfTokens) {
   DEEP_EP_NEEDS_RANKS(2);
@@ -48,22 +39,6 @@ TEST_P(DispatchTest, ThousandsOfTokens) {
   const std::vector<Shape> shapes = {
       {.tokens = {2100 / less, 40}, .topk = 1, .dtype = DType::uint8, .hidden = 16, .scales = 2},
       {.tokens = {1100 / less, 0}, .dtype = DType::uint8, .hidden = 16, .scales = 130}};
-  run_rounds(cluster(2), shapes);
-}
-
-TEST_P(DispatchTest, EveryTopkWidth) {
-  DEEP_EP_NEEDS_RANKS(2);
-  std::vector<Shape> shapes;
-  for (const int topk : ends_of({1, 2, 3, 5, 8, 9, 16, 31, 32})) {
-    for (const DType idx : {DType::int32, DType::int64}) {
-      shapes.push_back({.tokens = {12, 19},
-                        .local_experts = 20,
-                        .topk = topk,
-                        .idx_dtype = idx,
-                        .routing = oracle::Routing::some_dropped,
-                        .seed = shapes.size() + 1});
-    }
-  }
   run_rounds(cluster(2), shapes);
 }
 

@@ -39,11 +39,6 @@ TEST_P(LayoutTest, EveryRoutingAndIndexWidth) {
   run_layouts(shapes);
 }
 
-TEST_P(LayoutTest, ManyTokens) {
-  DEEP_EP_NEEDS_RANKS(1);
-  run_layouts({{.tokens = {3001}, .local_experts = 256, .topk = 8, .routing = oracle::Routing::skewed, .hidden = 8}});
-}
-
 /// Ranks of one host that play nodes; there need not be a way between these.
 TEST_P(LayoutTest, CountsPerNode) {
   DEEP_EP_NEEDS_RANKS(6);

@@ -43,8 +43,6 @@ const std::vector<Case>& schedule_cases() {
   return cases;
 }
 
-TEST(ScheduleTest, TheFixedOne) { run_schedule(0, schedule_cases()); }
-
 TEST(ScheduleTest, EverySeedGivesTheSame) {
   under_schedules({.usually = 20, .sanitized = 3, .thread_sanitized = 2},
                   [](std::uint64_t seed) { run_schedule(seed, schedule_cases()); });

@@ -45,18 +45,6 @@ TEST_P(LoadBalanceTest, ManySlots) {
   run(cluster(2), {.slots = 33, .local_experts = 40, .bytes = {160, 16}, .only_first_owner = true, .seed = 5});
 }
 
-TEST_P(LoadBalanceTest, SixteenTensors) {
-  DEEP_EP_NEEDS_RANKS(2);
-  std::vector<std::int64_t> bytes;
-  for (int i = 0; i < 16; ++i) bytes.push_back(16 * (1 + i * i * 40));
-  run(cluster(2), {.bytes = bytes, .seed = 6});
-}
-
-TEST_P(LoadBalanceTest, EmptyMappingsTouchNothing) {
-  DEEP_EP_NEEDS_RANKS(2);
-  run(cluster(2), {.bytes = {4096}, .empty = 1});
-}
-
 TEST_P(LoadBalanceTest, RecordedCallsReadTheMappingOfTheirTime) {
   DEEP_EP_NEEDS_RANKS(2);
   if (GetParam().target != Target::host) GTEST_SKIP() << "the executor that records plays graphs on the CPU";
@@ -83,25 +71,6 @@ TEST_P(LoadBalanceTest, RecordedCallsReadTheMappingOfTheirTime) {
       side.check_slots(one);
     }
     buffer.destroy();
-  });
-}
-
-TEST_P(LoadBalanceTest, ARankThatDoesNotComeIsNamed) {
-  DEEP_EP_NEEDS_RANKS(2);
-  const LoadBalanceCase one = make_load_balance_case({.bytes = {64}});
-  run_cluster(cluster_with_absentees(2), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer({.heap_bytes = 16 * kMiB, .timeout_s = short_deadline()});
-    LoadBalanceRank side(rank, buffer, one.shape);
-    if (rank.rank() == 0) {
-      require_throws<TimeoutError>(
-          [&] {
-            buffer.prefetch_weights(side.prepare(one), rank.call());
-            buffer.check();
-          },
-          {"rank 0 waited", "for rank 1", "its arrival at the call (prefetch_weights or reduce_grads kernel)"},
-          "prefetch_weights");
-    }
-    rank.bootstrap()->barrier();
   });
 }
 
@@ -199,7 +168,11 @@ TEST_P(LoadBalanceTest, ARankOfAnotherNodeThatDoesNotComeIsNamed) {
       buffer.prefetch_weights(side.prepare(one), rank.call());
       buffer.check();
     };
-    if (rank.rank() == 2) require_throws<TimeoutError>(call, {"rank 2 waited", "for rank 3"}, "prefetch_weights");
+    if (rank.rank() == 2) {
+      require_throws<TimeoutError>(
+          call, {"rank 2 waited", "for rank 3", "its arrival at the call (prefetch_weights or reduce_grads kernel)"},
+          "prefetch_weights");
+    }
     rank.bootstrap()->barrier();
   });
 }

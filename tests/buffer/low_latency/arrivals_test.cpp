@@ -171,26 +171,6 @@ TEST_P(LowLatencyArrivalsTest, RowsAreThereWhenTheWordsSaySo) {
   consume_all(cluster(2), arrival_shapes(2), {4, 0, 1, 2}, 4);
 }
 
-/// Many warps share a row where there are few rows: what they add must come out right for any number of them.
-TEST_P(LowLatencyArrivalsTest, AnyNumberOfWarps) {
-  DEEP_EP_NEEDS_RANKS(2);
-  const LowLatencyCaseShape shape{.tokens = {2, 1}, .max_tokens = 2, .hidden = 2048};
-  const LowLatencyCase one = make_low_latency_case(shape);
-  for (const int warps : {1, 3, 5, 8, 12, 16}) {
-    ClusterOptions options = cluster(2);
-    options.host.warps_per_block = warps;
-    run_with_buffers(options, low_latency_options(2, 2, 2048), [&](Rank& rank, Buffer& buffer) {
-      ArrivalsConsumer consumer(rank, shape, 2);
-      LowLatencyDispatchArguments arguments = upload_arguments(rank, one);
-      consumer.add_to(arguments);
-      consumer.begin(buffer.low_latency_dispatch(arguments, rank.call()));
-      check_low_latency_dispatch(rank, one, consumer.end());
-      rank.executor()->synchronize(rank.stream());
-      consumer.check_words();
-    });
-  }
-}
-
 TEST_P(LowLatencyArrivalsTest, ACallThatFailsTellsThoseWhoPoll) {
   DEEP_EP_NEEDS_RANKS(2);
   if (GetParam().topology != Topology::one_node) GTEST_SKIP() << "the same code, and it takes a deadline";

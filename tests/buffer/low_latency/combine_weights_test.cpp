@@ -55,7 +55,7 @@ void expect_mismatch(const ClusterOptions& cluster, const std::vector<std::strin
                      const std::function<void(Rank&, Buffer&, bool odd)>& call) {
   run_cluster(cluster, [&](Rank& rank) {
     Buffer& buffer = rank.buffer(low_latency_options(3, 4, 512, patience()));
-    require_disagreement(rank, words, WhoFindsOut::everybody, [&] {
+    require_disagreement(rank, words, [&] {
       call(rank, buffer, rank.rank() == 1);
       buffer.check();
     });

@@ -28,47 +28,28 @@ class LowLatencyDisagreementTest : public ClusterTest {
     run_cluster(cluster_with_absentees(kRanks), [&](Rank& rank) {
       Buffer& buffer = rank.buffer(low_latency_options(kRanks, 4, 1024, patience()));
       const bool odd = rank.rank() == 1;
-      require_disagreement(rank, words, WhoFindsOut::everybody, [&] {
+      require_disagreement(rank, words, [&] {
         call(rank, buffer, odd);
         buffer.check();
       });
     });
-  }
-
-  void expect_dispatch_mismatch(const std::function<void(LowLatencyDispatchArguments&)>& change, const Words& words) {
-    const LowLatencyCase one = make_low_latency_case(shape());
-    expect_mismatch(
-        [&](Rank& rank, Buffer& buffer, bool odd) {
-          LowLatencyDispatchArguments arguments = upload_arguments(rank, one);
-          if (odd) change(arguments);
-          buffer.low_latency_dispatch(arguments, rank.call());
-        },
-        words);
-  }
-
-  /// `change` may choose between the handles of two dispatches.
-  using Change = std::function<void(LowLatencyCombineArguments&, const LowLatencyHandle& other)>;
-  void expect_combine_mismatch(const Change& change, const Words& words, bool hooks = false) {
-    const LowLatencyCombineCase one = make_low_latency_combine_case(shape());
-    expect_mismatch(
-        [&](Rank& rank, Buffer& buffer, bool odd) {
-          const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
-          const LowLatencyHandle other = dispatch_low_latency(rank, buffer, one);
-          LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
-          arguments.return_recv_hook = hooks;
-          if (odd) change(arguments, other);
-          received(buffer.low_latency_combine(arguments, rank.call()));
-        },
-        words);
   }
 };
 DEEP_EP_ON_THREADS(LowLatencyDisagreementTest);
 
 TEST_P(LowLatencyDisagreementTest, OnArgumentsOfDispatch) {
   DEEP_EP_NEEDS_RANKS(kRanks);
-  expect_dispatch_mismatch([](auto& arguments) { arguments.format = LowLatencyFormat::fp8_ue8m0; },
-                           {"low_latency_dispatch", "rows' format"});
-  expect_dispatch_mismatch([](auto& arguments) { arguments.num_experts = 9; }, {"num_experts", "1"});
+  const LowLatencyCase one = make_low_latency_case(shape());
+  for (const bool format : {false, true}) {
+    expect_mismatch(
+        [&](Rank& rank, Buffer& buffer, bool odd) {
+          LowLatencyDispatchArguments arguments = upload_arguments(rank, one);
+          if (odd && format) arguments.format = LowLatencyFormat::fp8_ue8m0;
+          if (odd && !format) arguments.num_experts = 9;
+          buffer.low_latency_dispatch(arguments, rank.call());
+        },
+        {"low_latency_dispatch", format ? "rows' format" : "num_experts"});
+  }
 }
 
 TEST_P(LowLatencyDisagreementTest, OnWhetherTokensAreTooMany) {
@@ -94,16 +75,8 @@ TEST_P(LowLatencyDisagreementTest, OnWhetherTokensAreTooMany) {
   }
 }
 
-TEST_P(LowLatencyDisagreementTest, OnTheDispatchThatIsCombined) {
-  DEEP_EP_NEEDS_RANKS(kRanks);
-  const Words words = {"the dispatch that their handles are of"};
-  const auto other_handle = [](LowLatencyCombineArguments& arguments, const LowLatencyHandle& other) {
-    arguments.handle = &other;
-  };
-  for (const bool hooks : {false, true}) expect_combine_mismatch(other_handle, words, hooks);
-}
-
-/// As the handle of a dispatch that came so many calls later would: what ranks tell each other has all of the number.
+/// A rank combines another dispatch than the others, one that came so many calls later: what ranks tell each other has
+/// all of the number.
 TEST_P(LowLatencyDisagreementTest, OnADispatchManyCallsLater) {
   DEEP_EP_NEEDS_RANKS(kRanks);
   if (GetParam().target != Target::host) GTEST_SKIP() << "the test writes into a handle";
@@ -128,9 +101,14 @@ TEST_P(LowLatencyDisagreementTest, OnADispatchManyCallsLater) {
 
 TEST_P(LowLatencyDisagreementTest, OnHooksOfCombine) {
   DEEP_EP_NEEDS_RANKS(kRanks);
-  const Words words = {"low_latency_combine", "return_recv_hook"};
+  const LowLatencyCombineCase one = make_low_latency_combine_case(shape());
   for (const bool hooks : {false, true}) {
-    expect_combine_mismatch([&](auto& arguments, const auto&) { arguments.return_recv_hook = !hooks; }, words, hooks);
+    expect_mismatch(
+        [&](Rank& rank, Buffer& buffer, bool odd) {
+          const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
+          received(buffer.low_latency_combine(with_hook(upload_combine(rank, one, handle), hooks != odd), rank.call()));
+        },
+        {"low_latency_combine", "return_recv_hook"});
   }
 }
 
@@ -146,7 +124,7 @@ TEST_P(LowLatencyDisagreementTest, OnHooksOfCombineWhereRowsLieAtTheSamePlaces) 
     dispatch.topk_idx = rank.upload(std::vector<std::int64_t>(4, 0), DType::int64, {4, 1});
     const LowLatencyDispatchResult dispatched = buffer.low_latency_dispatch(dispatch, rank.call());
     const auto combine = combine_in_place(rank, buffer, dispatched.handle, dispatch.topk_idx, 2);
-    require_disagreement(rank, {"low_latency_combine", "return_recv_hook"}, WhoFindsOut::everybody, [&] {
+    require_disagreement(rank, {"low_latency_combine", "return_recv_hook"}, [&] {
       received(buffer.low_latency_combine(with_hook(combine, rank.rank() == 0), rank.call()));
       buffer.check();
     });

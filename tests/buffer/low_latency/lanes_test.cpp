@@ -1,15 +1,13 @@
 // Several connections to each rank that is reached by RDMA: how many, what goes by which, and that nothing relies on an
 // order among them.
-#include <cstring>
 #include <string>
-#include <vector>
 
 #include "csrc/buffer/buffer_plan.hpp"
 #include "csrc/buffer/options.hpp"
 #include "kernels/low_latency/params.hpp"
-#include "tests/cluster/counting_executor.hpp"
 #include "tests/cluster/fixture.hpp"
 #include "tests/cluster/low_latency_rails_case.hpp"
+#include "tests/cluster/queue_pairs_executor.hpp"
 #include "tests/support/setting.hpp"
 
 namespace deep_ep::test {
@@ -41,48 +39,6 @@ TEST(LowLatencyLaneChoice, MoreWhereFewFlowsShareSeveralPaths) {
   EXPECT_EQ(lanes(32, true), 1);
 }
 
-/// What was posted to one queue pair.
-struct LanePosts {
-  int writes = 0;
-  int additions = 0;
-  int doorbells = 0;
-};
-
-/// Keeps the table of queue pairs that kernels get.
-class LaneExecutor final : public CountingExecutor {
- public:
-  LaneExecutor(const std::shared_ptr<Executor>& inner, int ranks, int lanes)
-      : CountingExecutor(inner), ranks_(ranks), table_(static_cast<std::size_t>(low_latency_channels(lanes) * ranks)) {}
-
-  void copy(void* destination, const void* source, std::size_t bytes, StreamHandle stream) override {
-    if (!noted_ && bytes == table_.size() * sizeof(RdmaPeerParams)) {
-      std::memcpy(table_.data(), source, bytes);
-      noted_ = true;
-    }
-    CountingExecutor::copy(destination, source, bytes, stream);
-  }
-
-  /// On the CPU, when all kernels have ended.
-  LanePosts posts(LowLatencyKind kind, int lane, int peer) const {
-    LanePosts posts;
-    const RdmaQueuePair& pair = table_.at(static_cast<std::size_t>(channel_of(kind, lane) * ranks_ + peer)).queue;
-    require(pair.peer == peer && pair.state->posted < pair.depth, "the table of queue pairs");
-    for (std::uint64_t i = 0; i < pair.state->posted; ++i) {
-      const std::uint32_t opcode = device::rdma::swap32(pair.ring[i].segment[0].word[0]) & 0xff;
-      posts.writes += opcode == device::rdma::kOpcodeWrite;
-      posts.additions += opcode == device::rdma::kOpcodeFetchAdd;
-      const std::uint32_t flags = pair.ring[i].segment[0].word[2] >> 24;
-      posts.doorbells += (flags & device::rdma::kFlagSignalled) != 0;  // the last entry of each
-    }
-    return posts;
-  }
-
- private:
-  int ranks_;
-  std::vector<RdmaPeerParams> table_;
-  bool noted_ = false;
-};
-
 BufferOptions lane_options(int ranks, int max_tokens, int lanes) {
   BufferOptions options = low_latency_options(ranks, max_tokens, 256);
   options.low_latency.allow_nvlink = false;
@@ -99,7 +55,7 @@ TEST(LowLatencyLanes, RowsTakeThemInTurn) {
   for (const int lanes : {1, 2, 4}) {
     SCOPED_TRACE(lanes);
     ASSERT_NO_THROW(run_cluster({.ranks = kRanks, .where = {}, .host = {}}, [&](Rank& rank) {
-      const auto executor = std::make_shared<LaneExecutor>(rank.executor(), kRanks, lanes);
+      const auto executor = std::make_shared<QueuePairsExecutor>(rank.executor(), kRanks, low_latency_channels(lanes));
       Buffer buffer(rank.bootstrap(), executor, lane_options(kRanks, 13, lanes));
       const std::string channels = std::to_string(low_latency_channels(lanes)) + " channels";
       require(buffer.describe().find(channels) != std::string::npos, buffer.describe());
@@ -107,18 +63,21 @@ TEST(LowLatencyLanes, RowsTakeThemInTurn) {
       rank.executor()->synchronize(rank.stream());
       const int peer = 1 - rank.rank();
       int& of_one = rows[rank.rank()];
-      if (lanes == 1) of_one = executor->posts(LowLatencyKind::dispatch, 0, peer).writes - 1;
+      const auto posted = [&](LowLatencyKind kind, int lane, std::uint32_t opcode) {
+        return executor->posted(channel_of(kind, lane), peer, opcode);
+      };
+      if (lanes == 1) of_one = posted(LowLatencyKind::dispatch, 0, device::rdma::kOpcodeWrite) - 1;
       require(of_one > 4, "every lane has rows");
       for (const LowLatencyKind kind : {LowLatencyKind::dispatch, LowLatencyKind::combine}) {
         for (int lane = 0; lane < lanes; ++lane) {
-          const LanePosts posts = executor->posts(kind, lane, peer);
           const int first = lane == 0 ? 1 : 0;  // counts or selections
-          const int mine = posts.writes - first;
+          const int mine = posted(kind, lane, device::rdma::kOpcodeWrite) - first;
+          const int additions = posted(kind, lane, device::rdma::kOpcodeFetchAdd);
           if (kind == LowLatencyKind::dispatch) {
             require(mine == (of_one - lane + lanes - 1) / lanes, "row i goes by lane i modulo the lanes");
           }
           // Combine tells of the selections before there are rows.
-          require(posts.additions >= (mine != 0 ? 1 : 0) && posts.additions <= mine + first, "a budget of additions");
+          require(additions >= (mine != 0 ? 1 : 0) && additions <= mine + first, "a budget of additions");
         }
       }
       rank.bootstrap()->barrier();

@@ -12,6 +12,9 @@ namespace {
 
 class LowLatencyMasksTest : public ClusterTest {};
 DEEP_EP_LOW_LATENCY_ON_THREADS(LowLatencyMasksTest);
+/// What does not depend on the way to other ranks.
+class LowLatencyLostRanksTest : public ClusterTest {};
+DEEP_EP_ON_THREADS(LowLatencyLostRanksTest);
 
 LowLatencyCase four_ranks(std::uint64_t seed) {
   return make_low_latency_case(
@@ -117,7 +120,7 @@ TEST_P(LowLatencyMasksTest, AResumeThatFailsOnOneRankFailsOnAll) {
 }
 
 /// The others have left by themselves when the lost rank comes to its end, and none waits in the bootstrap.
-TEST_P(LowLatencyMasksTest, TheEndWaitsForNobodyWhoIsLost) {
+TEST_P(LowLatencyLostRanksTest, TheEndWaitsForNobodyWhoIsLost) {
   DEEP_EP_NEEDS_RANKS(4);
   const LowLatencyCase all = four_ranks(7);
   const LowLatencyCase without = with_masks(all, masks_without(4, 3));
@@ -136,7 +139,7 @@ TEST_P(LowLatencyMasksTest, TheEndWaitsForNobodyWhoIsLost) {
 }
 
 /// A rank that waits at the end of the buffer keeps nobody from coming there, too.
-TEST_P(LowLatencyMasksTest, TheEndWaitsForARankThatComesLater) {
+TEST_P(LowLatencyLostRanksTest, TheEndWaitsForARankThatComesLater) {
   DEEP_EP_NEEDS_RANKS(4);
   std::atomic<bool> comes{false};
   run_cluster(cluster_with_absentees(4), [&](Rank& rank) {
@@ -151,7 +154,7 @@ TEST_P(LowLatencyMasksTest, TheEndWaitsForARankThatComesLater) {
 }
 
 /// No call is under way, so no verdict says that it is lost.
-TEST_P(LowLatencyMasksTest, TheEndDoesNotWaitForEverForARankThatDoesNotCome) {
+TEST_P(LowLatencyLostRanksTest, TheEndDoesNotWaitForEverForARankThatDoesNotCome) {
   DEEP_EP_NEEDS_RANKS(4);
   run_cluster(cluster_with_absentees(4), [&](Rank& rank) {
     Buffer& buffer = rank.buffer(masking_options(short_deadline()));
@@ -163,7 +166,7 @@ TEST_P(LowLatencyMasksTest, TheEndDoesNotWaitForEverForARankThatDoesNotCome) {
 
 /// It waits for ranks that do not know of its calls, so its waits say nothing against them. Nothing is selected, so it
 /// waits for nothing but that all have begun.
-TEST_P(LowLatencyMasksTest, ARankThatTheProgramMasksAccusesNobody) {
+TEST_P(LowLatencyLostRanksTest, ARankThatTheProgramMasksAccusesNobody) {
   DEEP_EP_NEEDS_RANKS(4);
   const LowLatencyCase all = four_ranks(10);
   run_cluster(cluster_with_absentees(4), [&](Rank& rank) {
@@ -188,7 +191,7 @@ TEST_P(LowLatencyMasksTest, ARankThatTheProgramMasksAccusesNobody) {
 }
 
 /// It used to mask all others: they no longer send it anything.
-TEST_P(LowLatencyMasksTest, AMaskedRankThatComesLateIsToldAndMasksNobody) {
+TEST_P(LowLatencyLostRanksTest, AMaskedRankThatComesLateIsToldAndMasksNobody) {
   DEEP_EP_NEEDS_RANKS(4);
   const LowLatencyCase all = four_ranks(6);
   const LowLatencyCase without = with_masks(all, masks_without(4, 3));

@@ -1,16 +1,16 @@
 // Engines fill the memory of low-latency calls with zeros between calls, or use it for values of their own.
 #include <atomic>
 #include <chrono>
-#include <cstring>
 #include <functional>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "kernels/low_latency/params.hpp"
-#include "tests/cluster/counting_executor.hpp"
 #include "tests/cluster/fixture.hpp"
 #include "tests/cluster/low_latency_rails_case.hpp"
+#include "tests/cluster/queue_pairs_executor.hpp"
 
 namespace deep_ep::test {
 namespace {
@@ -71,28 +71,16 @@ TEST_P(LowLatencyScratchTest, IsTheProgramsFromCleaningToCleaning) {
   }
 }
 
-/// What rank 0 posts to rank 1 in combines leaves when the test says so.
-class HoldingExecutor final : public CountingExecutor {
+/// What a queue pair posts leaves when the test says so.
+class HeldDoorbell {
  public:
-  using CountingExecutor::CountingExecutor;
-  void copy(void* destination, const void* source, std::size_t bytes, StreamHandle stream) override {
-    constexpr auto kEntries = static_cast<std::size_t>(low_latency_channels(1)) * 2;
-    if (bell_ != nullptr || bytes != kEntries * sizeof(RdmaPeerParams)) {
-      return CountingExecutor::copy(destination, source, bytes, stream);
-    }
-    std::vector<RdmaPeerParams> table(kEntries);
-    std::memcpy(table.data(), source, bytes);
-    RdmaQueuePair& held = table[static_cast<std::size_t>(LowLatencyKind::combine) * 2 + 1].queue;
-    bell_ = std::exchange(held.doorbell, &posted_);
-    CountingExecutor::copy(destination, table.data(), bytes, stream);
-    synchronize(stream);
-  }
+  explicit HeldDoorbell(RdmaQueuePair& queue) : bell_(std::exchange(queue.doorbell, &posted_)) {}
   std::uint64_t posted() const { return __atomic_load_n(&posted_, __ATOMIC_ACQUIRE); }
   void let_go() { __atomic_store_n(bell_, posted(), __ATOMIC_RELEASE); }
 
  private:
   std::uint64_t posted_ = 0;
-  std::uint64_t* bell_ = nullptr;
+  std::uint64_t* bell_;
 };
 
 /// Rank 0's selections are of its own expert, so rank 1 does not wait for them; and the NIC sends them late.
@@ -106,9 +94,12 @@ TEST_P(LowLatencyScratchTest, CleaningWaitsForSelectionsThatNobodyWaitsFor) {
     BufferOptions options = low_latency_options(2, 4, 256);
     options.low_latency.allow_nvlink = false;
     options.low_latency.lanes = 1;
-    const auto executor = std::make_shared<HoldingExecutor>(rank.executor());
-    Buffer buffer = rank.rank() == 0 ? Buffer(rank.bootstrap(), executor, options)
-                                     : Buffer(rank.bootstrap(), rank.executor(), options);
+    std::optional<HeldDoorbell> held;
+    const auto hold = [&](QueuePairsExecutor& pairs) {
+      if (rank.rank() == 0) held.emplace(pairs.at(channel_of(LowLatencyKind::combine, 0), 1).queue);
+    };
+    Buffer buffer(rank.bootstrap(),
+                  std::make_shared<QueuePairsExecutor>(rank.executor(), 2, low_latency_channels(1), hold), options);
     buffer.low_latency_memory();
     LowLatencyDispatchArguments dispatch = upload_arguments(rank, one);
     dispatch.topk_idx = rank.upload(std::vector<std::int64_t>(4, rank.rank()), DType::int64, {4, 1});
@@ -118,14 +109,14 @@ TEST_P(LowLatencyScratchTest, CleaningWaitsForSelectionsThatNobodyWaitsFor) {
     rank.executor()->synchronize(rank.stream());
     rank.bootstrap()->barrier();
     if (rank.rank() == 0) {
-      const std::uint64_t selections = executor->posted();
+      const std::uint64_t selections = held->posted();
       require(selections != 0, "rank 0 has posted its selections");
       buffer.low_latency_clean(rank.stream());
       // The cleaning has to post there itself, to know. Or rank 1 has cleaned, and the program writes there.
-      while (executor->posted() == selections && !cleaned) std::this_thread::yield();
-      late = executor->posted() == selections;
-      while (!cleaned) executor->let_go(), std::this_thread::yield();
-      executor->let_go();
+      while (held->posted() == selections && !cleaned) std::this_thread::yield();
+      late = held->posted() == selections;
+      while (!cleaned) held->let_go(), std::this_thread::yield();
+      held->let_go();
       rank.executor()->synchronize(rank.stream());
     } else {
       buffer.low_latency_clean(rank.stream());

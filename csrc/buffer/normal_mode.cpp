@@ -217,10 +217,10 @@ void check_recording(const CallScope& scope, bool exact) {
 CallShape call_shape(const DispatchArguments& arguments, int num_experts) {
   const auto& scales = arguments.x_scales;
   const auto& selections = arguments.topk_idx;
-  return {{row_bytes(arguments.x), scales ? row_bytes(*scales) : 0, selections ? selections->size(1) : 0,
-           selections ? static_cast<std::int64_t>(size_of(selections->dtype)) : 0, num_experts,
-           static_cast<std::int64_t>(arguments.x.dtype), scales ? static_cast<std::int64_t>(scales->dtype) : 0,
-           arguments.topk_weights ? 1 : 0}};
+  const auto word = [](auto number) { return static_cast<std::int32_t>(number); };
+  return {{word(row_bytes(arguments.x)), scales ? word(row_bytes(*scales)) : 0,
+           selections ? word(selections->size(1)) : 0, selections ? word(size_of(selections->dtype)) : 0, num_experts,
+           word(arguments.x.dtype), scales ? word(scales->dtype) : 0, arguments.topk_weights ? 1 : 0}};
 }
 
 SentRows sent_rows(const DispatchArguments& arguments, int num_local_experts) {
@@ -673,15 +673,13 @@ EventHandle Buffer::barrier(const CallOptions& call) {
     executor.kernels().barrier({mode.common_, in->faults().wait_context()}, {1, threads}, scope.stream());
     return scope.finish();
   }
-  // Counts of all ranks are exchanged, even where all are 0.
-  const Tensor counts = scope.pool_tensor(unplaced(in->device(), DType::int32, {in->num_ranks()}));
-  executor.fill(counts.data(), 0, counts.view().bytes(), scope.stream());
+  // Counts of all ranks are exchanged, though there are none.
   DispatchArguments nothing;
   nothing.x = unplaced(in->device(), DType::uint8, {0, 16});
-  nothing.is_token_in_rank = unplaced(in->device(), DType::uint8, {0, in->num_ranks()});
-  nothing.num_tokens_per_expert = counts.view();
-  nothing.num_worst_tokens = 1;
-  const DispatchResult came = scope.inside([&] { return mode.dispatch(nothing, scope); });
+  nothing.num_tokens_per_expert = unplaced(in->device(), DType::int32, {0});
+  nothing.num_worst_tokens = 1;  // the host waits for no counts
+  DispatchHandle tables;
+  mode.exchange_counts(nothing, tables, scope);
   return scope.finish();
 }
 

@@ -53,7 +53,14 @@ struct CallShape {
   static constexpr int kWords = 8;
   /// x row bytes, bytes of a row's scales, top-k, bytes of a top-k index (0: none), experts, dtypes of x and of its
   /// scales, whether there are weights
-  std::int64_t word[kWords];
+  std::int32_t word[kWords];
+};
+
+/// A rank sends this when it comes to a dispatch of the second interface in one node.
+struct alignas(std::uint64_t) DispatchArrival {
+  std::int32_t agreed[5];
+  std::int32_t num_tokens;
+  CallShape shape;  ///< of a fresh one
 };
 
 /// What the host waits for in a dispatch with exact sizes. In memory that host and kernel share.

@@ -39,7 +39,7 @@ DEEP_EP_DEVICE void combine_elastic_body(const ElasticCombineParams& params, std
   const Call call = Call::begin(common.state->combine, params.wait);
   if (call.begun) {
     // 1. This rank's window is free: the call before has ended here.
-    const Meeting meeting{common, {params.wait}, Wanted::combine_addresses, combine_meeting(call.epoch), call.epoch};
+    const Meeting meeting{common, {params.wait}, Wanted::combine_addresses, MeetingKind::combine, call.epoch};
     if (block_index() == 0) meeting.announce(arrival(params));
     // 2. Some warps push, and then all add. Blocks that only add need no word of others but their rows' flags.
     if (block_index() >= params.pushing_blocks || meet_and_push(params, shared, meeting)) {

@@ -7,14 +7,9 @@
 #pragma once
 
 #include "kernels/elastic/dispatch_params.hpp"
-#include "kernels/normal/meet.hpp"
 #include "kernels/rows/numbering.hpp"
 
 namespace deep_ep::device {
-
-DEEP_EP_DEVICE Meeting dispatch_meeting(const ElasticDispatchParams& params, std::uint64_t epoch) {
-  return {params.common, {params.wait}, Wanted::dispatch_addresses, MeetingKind::dispatch, epoch};
-}
 
 /// The tokens whose selections all ranks have told.
 struct ToldTokens {
@@ -22,29 +17,10 @@ struct ToldTokens {
 
   const ElasticDispatchParams& params;
   std::uint64_t epoch;
+  std::byte* memory;  ///< shared, of a block that numbers
 
+  DEEP_EP_DEVICE NumberingShared shared() const { return {Carver(memory), params.numbers, kOfAllRanks}; }
   DEEP_EP_DEVICE int num_ranks() const { return params.common.num_ranks; }
-
-  /// Waits for the selections of all ranks, and learns how many tokens each has. False after a fault, and if ranks do
-  /// not mean the same call (`agree`), which the kernel's last block reports.
-  DEEP_EP_DEVICE bool await_selections(const NumberingShared& shared, bool& agree) const {
-    const Meeting meeting = dispatch_meeting(params, epoch);
-    // First until all have come: a rank tells nothing before, and is not to blame for one that does not come.
-    bool good = meeting.hear_all({}, false), same = true;
-    if (!block::all(good)) return false;
-    block::each(num_ranks(), [&](int peer) {
-      good = wait_signal(params.wait, params.common.signal_from(peer, IntranodeSignal::selections),
-                         {peer, Wanted::counts, epoch}) &&
-             good;
-      if (!good) return;
-      const ToldSelections::Shape& theirs = params.told.shape(params.common.own_heap(), peer, epoch);
-      shared.source_ends[peer] = static_cast<std::int32_t>(theirs.num_tokens);
-      same = difference(params.shape.word, theirs.word).at < 0 && same;
-    });
-    if (block::all(good && same)) return true;
-    agree = !block::all(good);  // else nothing is known of those that have not told
-    return false;
-  }
 
   DEEP_EP_DEVICE std::int32_t expert(const Selection& selection) const {
     return load_weak(params.told.of(params.common.own_heap(), selection.source, epoch) +
@@ -64,19 +40,25 @@ struct ToldTokens {
     if (lane_index() == 0) store_release<Scope::system>(&host.epoch, epoch);
   }
 
-  /// By a whole block. False if ranks do not mean the same call.
-  DEEP_EP_DEVICE bool number(std::byte* memory) const {
-    const NumberingShared shared(Carver(memory), params.numbers, kOfAllRanks);
-    bool agree = true;
-    if (!await_selections(shared, agree)) return agree;
+  /// By a whole block, when it is known how many tokens each source has.
+  DEEP_EP_DEVICE void number() const {
+    const NumberingShared counters = shared();
+    const SelectionNumberer<ToldTokens> numberer{*this, params.numbers, counters, params.wait, epoch};
+    // Nothing of this needs selections, so they are awaited behind it.
+    numberer.clear();
     if (warp_index() == 0) {  // where the tokens of each source end
-      std::int32_t* const ends = shared.source_ends;
+      std::int32_t* const ends = counters.source_ends;
       running_sums(
           num_ranks(), [=](int source) { return ends[source]; },
           [=](int source, std::int32_t end) { ends[source] = end; });
     }
-    SelectionNumberer<ToldTokens>{*this, params.numbers, shared, params.wait, epoch}.number();
-    return true;
+    bool good = true;
+    block::each(num_ranks(), [&](int peer) {
+      good = wait_signal(params.wait, params.common.signal_from(peer, IntranodeSignal::selections),
+                         {peer, Wanted::counts, epoch}) &&
+             good;
+    });
+    if (block::all(good)) numberer.number();
   }
 };
 

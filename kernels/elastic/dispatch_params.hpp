@@ -13,17 +13,13 @@ namespace deep_ep {
 /// window, whose owner has read them before it announces its next call. Few lie in memory of their own, so the source
 /// tells them before ranks have met; it may be one call ahead there, never two.
 struct ToldSelections {
-  std::uint64_t shapes_at, selections_at;  ///< offsets in the heap
-  std::int64_t stride;                     ///< from a source's selections to the next one's, multiple of 4
-  std::uint64_t turn_bytes;                ///< from those of an even call to those of an odd one; 0: in the window
+  std::uint64_t selections_at;  ///< offset in the heap
+  /// From a source's selections to the next one's, multiple of 4. Few are told before it is known that ranks agree, so
+  /// it is then the same for all calls.
+  std::int64_t stride;
+  std::uint64_t turn_bytes;  ///< from those of an even call to those of an odd one; 0: in the window
 
-  struct alignas(kLine) Shape : CallShape {
-    std::int64_t num_tokens;
-  };
   DEEP_EP_DEVICE bool apart() const { return turn_bytes != 0; }
-  DEEP_EP_DEVICE Shape& shape(std::byte* heap, int source, std::uint64_t epoch) const {
-    return reinterpret_cast<Shape*>(heap + shapes_at + (epoch & 1) * turn_bytes)[source];
-  }
   /// [num_tokens, num_topk]: experts, -1 for none.
   DEEP_EP_DEVICE std::int32_t* of(std::byte* heap, int source, std::uint64_t epoch) const {
     return reinterpret_cast<std::int32_t*>(heap + selections_at + (epoch & 1) * turn_bytes) + source * stride;

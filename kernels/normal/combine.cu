@@ -365,7 +365,7 @@ DEEP_EP_DEVICE void combine_body(const CombineParams& params, std::byte* memory)
   const RowsWithPeer rows_with_first = look_up(thread_index() < grid.width ? thread_index() : 0);
   const auto rows_with = [&](int index) { return index == thread_index() ? rows_with_first : look_up(index); };
   const Call call = Call::begin(kRails ? common.state->transfer : common.state->combine, transfer.wait);
-  const Meeting meeting{common, policy, Wanted::combine_addresses, combine_meeting(call.epoch), call.epoch};
+  const Meeting meeting{common, policy, Wanted::combine_addresses, MeetingKind::combine, call.epoch};
   const int local_warp = warp_index() - transfer.moving_warps();
   CombinePusher<kRails> pusher{params,
                                policy,

@@ -32,12 +32,8 @@ struct SourceCounts {
 /// Plain signals, one per source and purpose.
 enum class IntranodeSignal : int { notify, selections, dispatch_rows, combine_done, barrier, load_balance_done, count };
 
-/// Calls at which ranks meet. A combine of the second interface does not wait at its end, so combines take two
-/// mailboxes in turn: a source may be one call ahead, never two.
-enum class MeetingKind : int { dispatch, combine_even, combine_odd, load_balance, count };
-DEEP_EP_HOST_DEVICE constexpr MeetingKind combine_meeting(std::uint64_t epoch) {
-  return epoch % 2 == 0 ? MeetingKind::combine_even : MeetingKind::combine_odd;
-}
+/// Calls at which ranks meet. Each kind has two mailboxes in turn: a source may be one call ahead, never two.
+enum class MeetingKind : int { dispatch, combine, load_balance, count };
 
 /// The words of the slots of local rings (LocalRings): for each slot that a rank reads how far the rows stored in it
 /// have come, for each slot that it writes how far the rows read from it have.
@@ -59,7 +55,7 @@ class ControlWindow {
         max_window_tokens_(max_window_tokens) {
     const auto ranks = static_cast<std::size_t>(num_ranks);
     Carver carver = Carver::without_memory();
-    mailboxes_ = carver.place<Mailbox>(static_cast<std::size_t>(MeetingKind::count) * ranks);
+    mailboxes_ = carver.place<Mailbox>(2 * static_cast<std::size_t>(MeetingKind::count) * ranks);
     signals_ = carver.place<Line>(static_cast<std::size_t>(IntranodeSignal::count) * ranks);
     counts_bytes_ = counts_at(Carver::without_memory(), 1).bytes;
     counts_ = carver.place<std::byte>(2 * ranks * counts_bytes_, kLine);
@@ -76,21 +72,22 @@ class ControlWindow {
   std::size_t bytes() const { return bytes_; }
   int max_window_tokens() const { return max_window_tokens_; }
   /// Room for what each source tells of so many selections in a dispatch of the second interface: twice, by the
-  /// epoch's parity. First a line for each source, then the selections of each. 0 bytes for more ranks than a node has.
+  /// epoch's parity. 0 bytes for more ranks than a node has.
   static constexpr int kFewSelections = 2048;
   std::uint64_t few_selections() const { return few_selections_; }
   std::size_t few_selections_bytes() const {
     constexpr int kMostRanks = 128;
     const int ranks = num_ranks_ <= kMostRanks ? num_ranks_ : 0;
-    return static_cast<std::size_t>(ranks) * (kLine + kFewSelections * sizeof(std::int32_t));
+    return static_cast<std::size_t>(ranks) * kFewSelections * sizeof(std::int32_t);
   }
   /// Of the local rings of a dispatch, and of a combine.
   const RingWords& fetched_rows() const { return fetched_rows_; }
   const RingWords& pushed_rows() const { return pushed_rows_; }
 
-  /// For the words of `source` when it comes to a call.
-  DEEP_EP_DEVICE Mailbox& mailbox(std::byte* heap, MeetingKind kind, int source) const {
-    return reinterpret_cast<Mailbox*>(heap + mailboxes_)[static_cast<int>(kind) * num_ranks_ + source];
+  /// For the words of `source` when it comes to call `epoch`.
+  DEEP_EP_DEVICE Mailbox& mailbox(std::byte* heap, MeetingKind kind, std::uint64_t epoch, int source) const {
+    const int box = 2 * static_cast<int>(kind) + static_cast<int>(epoch & 1);
+    return reinterpret_cast<Mailbox*>(heap + mailboxes_)[box * num_ranks_ + source];
   }
   DEEP_EP_DEVICE std::uint64_t* signal(std::byte* heap, IntranodeSignal kind, int source) const {
     return &reinterpret_cast<Line*>(heap + signals_)[static_cast<int>(kind) * num_ranks_ + source].signal;

@@ -20,7 +20,9 @@ struct Meeting {
 
   DEEP_EP_DEVICE Awaited awaited(int rank) const { return {first_rank + rank, wanted, epoch}; }
   /// In this rank's heap.
-  DEEP_EP_DEVICE const Mailbox& box_of(int rank) const { return common.control.mailbox(common.own_heap(), kind, rank); }
+  DEEP_EP_DEVICE const Mailbox& box_of(int rank) const {
+    return common.control.mailbox(common.own_heap(), kind, epoch, rank);
+  }
 
   /// By one thread: tells `rank` what this rank has to say.
   template <class Message>
@@ -28,7 +30,7 @@ struct Meeting {
     constexpr int kCells = sizeof(Message) / sizeof(std::uint64_t);
     std::uint64_t words[kCells];
     memcpy(words, &message, sizeof(Message));
-    Mailbox& box = common.control.mailbox(common.heaps[rank], kind, common.rank);
+    Mailbox& box = common.control.mailbox(common.heaps[rank], kind, epoch, common.rank);
 #pragma unroll
     for (int i = 0; i < kCells; ++i) store_cell(box.cells + i, words[i], epoch);
   }
@@ -57,26 +59,34 @@ struct Meeting {
   }
   /// Does what `rank` has said agree with ours? Ends the call otherwise: but not before this rank's own message is on
   /// its way to all. It comes from another block, which would not begin any more, and peers would wait for it in vain.
+  /// `on`: what a fault record calls it; none is written unless this block `reports`.
   template <int kWords>
-  DEEP_EP_DEVICE bool agrees(const std::int32_t (&ours)[kWords], const std::int32_t (&theirs)[kWords], int rank) const {
+  DEEP_EP_DEVICE bool agrees(const std::int32_t (&ours)[kWords], const std::int32_t (&theirs)[kWords], int rank,
+                             Wanted on, bool reports) const {
     const Difference found = difference(ours, theirs);
     if (found.at < 0) return true;
+    if (!reports) return false;
     wait_signal(wait, &box_of(common.rank).cells[0].epoch, awaited(common.rank));
-    report_fault(wait.context, FaultKind::mismatch, wanted, first_rank + rank, found.at, found.ours, found.theirs);
+    report_fault(wait.context, FaultKind::mismatch, on, first_rank + rank, found.at, found.ours, found.theirs);
     return false;
+  }
+  template <int kWords>
+  DEEP_EP_DEVICE bool agrees(const std::int32_t (&ours)[kWords], const std::int32_t (&theirs)[kWords], int rank) const {
+    return agrees(ours, theirs, rank, wanted, true);
   }
 
   /// By all threads of one block.
-  DEEP_EP_DEVICE void announce(const Arrival& ours) const {
+  template <class Message>
+  DEEP_EP_DEVICE void announce(const Message& ours) const {
     block::each(common.num_ranks, [&](int peer) { tell(peer, ours); });
   }
-  /// By all threads of a block: waits until all ranks have come, and compares their rows with ours. A block for which
-  /// no rank waits does not: a rank may be in its next call already. False after a fault that this thread has met.
-  DEEP_EP_DEVICE bool hear_all(const Arrival& ours, bool compares = true) const {
+  /// By all threads of a block: waits until all ranks have come, and compares their rows with ours. False after a fault
+  /// that this thread has met.
+  DEEP_EP_DEVICE bool hear_all(const Arrival& ours) const {
     bool good = true;
     block::each(common.num_ranks, [&](int peer) {
       Arrival theirs;
-      good = good && hear(peer, theirs) && (!compares || agrees(ours.agreed, theirs.agreed, peer));
+      good = good && hear(peer, theirs) && agrees(ours.agreed, theirs.agreed, peer);
     });
     return good;
   }

@@ -39,7 +39,10 @@ DEEP_EP_DEVICE void number_selections_body(const NumberRowsParams& params, std::
   // `counted` stays until all blocks have counted, this one among them.
   const std::uint64_t call = load_relaxed<Scope::gpu>(numbers.exchange.counted) + 1;
   // All blocks run at once, and none begins after another kernel has failed.
-  SelectionNumberer<ReceivedTokens>{tokens, numbers, shared, params.wait, call}.number();
+  const SelectionNumberer<ReceivedTokens> numberer{tokens, numbers, shared, params.wait, call};
+  numberer.clear();
+  block::sync();
+  numberer.number();
 }
 
 }  // namespace deep_ep::device

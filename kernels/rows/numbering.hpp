@@ -269,13 +269,15 @@ struct SelectionNumberer {
     }
   }
 
-  /// By all threads of these blocks, behind what writes source_ends. False after a fault.
-  DEEP_EP_DEVICE bool number() const {
+  /// By all threads of a block, before number().
+  DEEP_EP_DEVICE void clear() const {
     block::each(params.warps * columns, [&](int at) { shared.next[at] = 0; });
-    block::sync();
+  }
+  /// By all threads of these blocks, when they have seen source_ends written and counters cleared.
+  DEEP_EP_DEVICE void number() const {
     count_share();
     block::sync();
-    if (!add()) return false;
+    if (!add()) return;
     if (warp_index() == 0) find_starts();
     block::sync();
     if (block == 0) {
@@ -285,7 +287,6 @@ struct SelectionNumberer {
     }
     number_share();
     if (params.clear_tail) clear_rows();
-    return true;
   }
 };
 

@@ -18,9 +18,8 @@ void plan_window(ElasticDispatchParams& params, int max_tokens, const Runtime& r
     const auto selections = static_cast<std::size_t>(max_tokens) * static_cast<std::size_t>(params.rows.num_topk);
     const ControlWindow& control = params.common.control;
     const bool few = selections <= ControlWindow::kFewSelections && control.few_selections_bytes() != 0;
-    params.told.shapes_at = few ? control.few_selections() : used;
-    params.told.selections_at = params.told.shapes_at + ranks * sizeof(ToldSelections::Shape);
-    params.told.stride = static_cast<std::int64_t>(align_up(selections, 4));
+    params.told.selections_at = few ? control.few_selections() : used;
+    params.told.stride = few ? ControlWindow::kFewSelections : static_cast<std::int64_t>(align_up(selections, 4));
     params.told.turn_bytes = few ? control.few_selections_bytes() : 0;
     if (!few) {
       used = align_to_line(params.told.selections_at +
@@ -61,7 +60,8 @@ LaunchShape plan_launch(ElasticDispatchParams& params, int num_sms, const Runtim
     // A warp has a word to the host to wait for.
     numbers.warps = params.host_counts != nullptr && all_warps > 1 ? all_warps - 1 : all_warps;
     const std::size_t room = policy.max_shared_bytes / (free == 0 ? 2 : 1);
-    to_number = fit_numbering(numbers, true, runtime.num_ranks() * params.told.stride, free, room);
+    const std::int64_t selections = std::int64_t{runtime.num_ranks()} * params.window.max_tokens * params.rows.num_topk;
+    to_number = fit_numbering(numbers, true, selections, free, room);
     others = std::min(free, numbers.blocks);
     if (others == 0) beside = to_number;
   }

@@ -65,11 +65,7 @@ Block::Slice Block::run(Context& worker) {
   budget_ = kSwitchesPerSlice;
   progressed_ = false;
   if (kernel_->failed() && !aborting_) abort();
-  if (Fiber* first = next()) {
-    current_ = first;
-    current_thread = &first->state;
-    switch_to(worker, *first);
-  }
+  if (Fiber* first = next()) go_on(worker, first);
   if (live_ == 0) {
     finish();
     return Slice::finished;
@@ -91,15 +87,18 @@ Fiber* Block::next() {
   return drawn;
 }
 
+/// Leaves `from` for a thread, or for the worker (null).
+DEEP_EP_NO_TSAN void Block::go_on(Context& from, Fiber* thread, bool final) {
+  current_ = thread;
+  current_thread = thread == nullptr ? nullptr : &thread->state;
+  switch_to(from, thread == nullptr ? *worker_ : *thread, final);
+}
+
 /// Leaves the running thread for another, or for the worker. Its fiber has been queued, or another one waits for it.
 DEEP_EP_NO_TSAN void Block::suspend() {
   Fiber& self = *current_;
   Fiber* successor = next();
-  if (successor != &self) {
-    current_ = successor;
-    current_thread = successor == nullptr ? nullptr : &successor->state;
-    switch_to(self, successor == nullptr ? *worker_ : static_cast<Context&>(*successor));
-  }
+  if (successor != &self) go_on(self, successor);
   if (aborting_) throw Aborted();
 }
 
@@ -180,10 +179,7 @@ DEEP_EP_NO_TSAN void Block::run_thread(Fiber& fiber) {
   --live_;
   progress();
   if (kernel_->failed() && !aborting_) abort();
-  Fiber* successor = next();
-  current_ = successor;
-  current_thread = successor == nullptr ? nullptr : &successor->state;
-  switch_to(fiber, successor == nullptr ? *worker_ : static_cast<Context&>(*successor), /*final=*/true);
+  go_on(fiber, next(), /*final=*/true);
   std::terminate();  // no thread switches to a finished one
 }
 

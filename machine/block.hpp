@@ -52,6 +52,7 @@ class Block final : public Machine {
   // Scheduling: block.cpp.
   Fiber* next();
   void maybe_interleave(std::uint32_t switches = 8, std::uint32_t holds = 32);
+  void go_on(Context& from, Fiber* thread, bool final = false);
   void suspend();
   void yield();
   void park(Fiber::Wait wait, const void* object, std::uint32_t parity = 0);

@@ -14,6 +14,15 @@ constexpr float kLargest = 448.0f;
 constexpr float kInverse = 1.0f / 448.0f;
 constexpr float kSmallestAmax = 1e-4f;
 
+/// NaN if there is one: std::max returns the first argument if that is NaN.
+float largest_magnitude(std::span<const std::uint16_t> block, float least) {
+  for (const std::uint16_t bits : block) {
+    const float magnitude = std::fabs(bf16_value(bits));
+    least = std::isnan(magnitude) ? magnitude : std::max(least, magnitude);
+  }
+  return least;
+}
+
 /// The power of two not less than a positive normal number, from its bits.
 int ceil_log2(float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
@@ -46,11 +55,7 @@ float e4m3_value(std::uint8_t bits) {
 }
 
 float cast_fp8(std::span<const std::uint16_t> block, bool round_scale, std::span<std::uint8_t> out) {
-  float amax = kSmallestAmax;
-  for (const std::uint16_t bits : block) {
-    const float magnitude = std::fabs(bf16_value(bits));
-    amax = std::isnan(magnitude) ? magnitude : std::max(amax, magnitude);  // the first argument if that is NaN
-  }
+  const float amax = largest_magnitude(block, kSmallestAmax);
   float scale = amax * kInverse;
   float multiplier = kLargest / amax;
   if (round_scale) {
@@ -63,12 +68,7 @@ float cast_fp8(std::span<const std::uint16_t> block, bool round_scale, std::span
 }
 
 float cast_fp8_aligned(std::span<const std::uint16_t> block, std::span<std::uint8_t> out) {
-  float amax = 1e-10f;
-  for (const std::uint16_t bits : block) {
-    const float magnitude = std::fabs(bf16_value(bits));
-    amax = std::isnan(magnitude) ? magnitude : std::max(amax, magnitude);
-  }
-  const float scale = amax / kLargest;
+  const float scale = largest_magnitude(block, 1e-10f) / kLargest;
   for (std::size_t i = 0; i < block.size(); ++i) out[i] = e4m3_bits(bf16_value(block[i]) / scale);
   return scale;
 }

@@ -1,9 +1,7 @@
 #include "oracle/low_latency.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
-#include <optional>
 #include <stdexcept>
 
 #include "oracle/fp8.hpp"
@@ -48,15 +46,13 @@ void place(LowLatencyReceived& output, std::int64_t row, std::int64_t token, con
   output.src_info[static_cast<std::size_t>(row)] = static_cast<std::int32_t>(token);
 }
 
-std::int64_t packed_range(std::int64_t begin, std::int64_t count) { return begin << 32 | count; }
-
-/// Rows of `source` for `destination`.
+/// Rows of `source` for `destination`; none where they are `apart`: one has masked the other.
 void fill_experts(LowLatencyDispatched& result, LowLatencyReceived& output, const LowLatencyInput& input, int source,
-                  int destination, RowFormat format) {
+                  int destination, RowFormat format, bool apart) {
   const LowLatencyShape& shape = result.shape;
   const int topk = input.selection.topk;
   const std::vector<std::int32_t> begin = output.count;
-  for (std::int64_t t = 0; t < input.selection.tokens; ++t) {
+  for (std::int64_t t = 0; t < input.selection.tokens && !apart; ++t) {
     for (int k = 0; k < topk; ++k) {
       const std::int64_t expert = input.selection.idx[at(t, topk, k)];
       const std::int64_t local = expert - std::int64_t{destination} * shape.local_experts();
@@ -66,151 +62,44 @@ void fill_experts(LowLatencyDispatched& result, LowLatencyReceived& output, cons
       result.selection_row[static_cast<std::size_t>(source)][at(t, topk, k)] = row;
     }
   }
-  for (int l = 0; l < shape.local_experts(); ++l) {
+  for (int l = 0; l < shape.local_experts(); ++l) {  // an empty block still begins where the next one does
     const auto i = static_cast<std::size_t>(l);
-    output.layout_range[at(l, shape.ranks, source)] = packed_range(begin[i], output.count[i] - begin[i]);
+    output.layout_range[at(l, shape.ranks, source)] = std::int64_t{begin[i]} << 32 | (output.count[i] - begin[i]);
   }
-}
-
-/// One rank's part of one token.
-struct Part {
-  std::vector<float> sent;        ///< as the owner gets it
-  std::vector<double> exact;      ///< without rounding
-  std::vector<double> magnitude;  ///< sum of the terms' magnitudes
-};
-
-Part make_part(std::span<const WeightedRow> rows, std::int64_t hidden, const LowLatencyCombineOptions& options) {
-  const auto width = static_cast<std::size_t>(hidden);
-  std::vector<float> sums(width, 0.0f);
-  Part part{.sent = {}, .exact = std::vector<double>(width, 0.0), .magnitude = std::vector<double>(width, 0.0)};
-  for (const WeightedRow& row : rows) {
-    for (std::size_t h = 0; h < width; ++h) {
-      const float value = bf16_value(row.x[h]);
-      sums[h] = options.fused ? std::fma(row.weight, value, sums[h]) : sums[h] + row.weight * value;
-      const double product = static_cast<double>(row.weight) * static_cast<double>(value);
-      part.exact[h] += product;
-      part.magnitude[h] += std::fabs(product);
-    }
-  }
-  for (const float sum : sums) part.sent.push_back(bf16_value(bf16_bits(sum)));
-  return part;
-}
-
-/// Parts of a token's row, added up.
-class RowSum {
- public:
-  explicit RowSum(std::int64_t hidden)
-      : sums_(static_cast<std::size_t>(hidden), 0.0f), exact_(sums_.size(), 0.0), tolerance_(sums_.size(), 0.0) {}
-
-  void add(const Part& part) {
-    for (std::size_t h = 0; h < sums_.size(); ++h) {
-      sums_[h] += part.sent[h];
-      exact_[h] += part.exact[h];
-      // fp32 sums of at most 32 terms, the rounding to bfloat16.
-      tolerance_[h] += part.magnitude[h] * (32 * 0x1p-23 + 0x1p-8);
-    }
-  }
-
-  /// A sum that others have rounded.
-  void add_rounded(const RowSum& other) {
-    for (std::size_t h = 0; h < sums_.size(); ++h) {
-      sums_[h] += bf16_value(bf16_bits(other.sums_[h]));
-      exact_[h] += other.exact_[h];
-      tolerance_[h] += other.rounded_tolerance(h);
-    }
-  }
-
-  LowLatencyCombined result() const {
-    LowLatencyCombined rounded{{}, exact_, {}};
-    for (std::size_t h = 0; h < sums_.size(); ++h) {
-      rounded.x.push_back(bf16_bits(sums_[h]));
-      rounded.tolerance.push_back(rounded_tolerance(h));
-    }
-    return rounded;
-  }
-
- private:
-  double rounded_tolerance(std::size_t h) const {
-    return tolerance_[h] + (std::fabs(exact_[h]) + tolerance_[h]) * 0x1p-8 + 0x1p-126;
-  }
-
-  std::vector<float> sums_;
-  std::vector<double> exact_;
-  std::vector<double> tolerance_;
-};
-
-/// The rows that `rank` adds up for the owner's token: of those of its experts that are selected still.
-std::vector<WeightedRow> rows_of_rank(const LowLatencyDispatched& dispatched,
-                                      std::span<const LowLatencyCombineInput> inputs, const Masks& masks, int owner,
-                                      std::int64_t token, std::optional<int> rank) {
-  const LowLatencyShape& shape = dispatched.shape;
-  std::vector<WeightedRow> rows;
-  const auto o = static_cast<std::size_t>(owner);
-  const Selection& selection = inputs[o].selection;
-  const int topk = selection.topk;
-  for (int k = 0; k < topk; ++k) {
-    const std::int64_t expert = selection.idx[at(token, topk, k)];
-    if (expert < 0 || expert >= shape.experts) continue;
-    const auto from_rank = static_cast<int>(expert / shape.local_experts());
-    if ((rank && from_rank != *rank) || masked(masks, shape.ranks, owner, from_rank)) continue;
-    const std::int64_t row = dispatched.selection_row[o][at(token, topk, k)];
-    if (row < 0) continue;
-    rows.push_back({row_of(inputs[static_cast<std::size_t>(from_rank)].x, row, shape.hidden),
-                    selection.weights.empty() ? 1.0f : selection.weights[at(token, topk, k)]});
-  }
-  return rows;
 }
 
 }  // namespace
 
 const char* name_of(RowFormat format) {
-  switch (format) {
-    case RowFormat::bf16:
-      return "bf16";
-    case RowFormat::fp8:
-      return "fp8";
-    case RowFormat::fp8_rounded:
-      return "fp8_rounded";
-    case RowFormat::fp8_ue8m0:
-      return "fp8_ue8m0";
-    case RowFormat::nvfp4:
-      return "nvfp4";
-    case RowFormat::fp8_aligned:
-      return "fp8_aligned";
-  }
-  return "?";
+  constexpr const char* kNames[] = {"bf16", "fp8", "fp8_rounded", "fp8_ue8m0", "nvfp4", "fp8_aligned"};
+  return kNames[static_cast<std::size_t>(format)];
 }
 
 FormattedRow format_row(std::span<const std::uint16_t> row, RowFormat format) {
   FormattedRow result;
   if (row.empty()) return result;
+  result.x.resize(static_cast<std::size_t>(row_bytes(format, static_cast<std::int64_t>(row.size()))));
+  const std::span codes(reinterpret_cast<std::uint8_t*>(result.x.data()), result.x.size());
+  if (format == RowFormat::bf16) {
+    std::ranges::copy(std::as_bytes(row), result.x.begin());
+    return result;
+  }
   if (format == RowFormat::nvfp4) {
-    std::vector<std::uint8_t> codes(row.size() / 2);
     std::vector<std::uint8_t> scales;
     for (std::size_t begin = 0; begin < row.size(); begin += kNvfp4Block) {
-      const auto out = std::span(codes).subspan(begin / 2, kNvfp4Block / 2);
+      const auto out = codes.subspan(begin / 2, kNvfp4Block / 2);
       scales.push_back(cast_nvfp4(row.subspan(begin, kNvfp4Block), kGlobalScale, out));
     }
-    const auto bytes = std::as_bytes(std::span(codes));
-    result.x.assign(bytes.begin(), bytes.end());
     result.packed_scales.resize(scales.size() / 4);
     std::memcpy(result.packed_scales.data(), scales.data(), 4 * result.packed_scales.size());
     return result;
   }
-  if (format == RowFormat::bf16) {
-    const auto bytes = std::as_bytes(row);
-    result.x.assign(bytes.begin(), bytes.end());
-    return result;
-  }
-  std::vector<std::uint8_t> values(row.size());
   for (std::size_t begin = 0; begin < row.size(); begin += kFp8Block) {
-    const auto out = std::span(values).subspan(begin, kFp8Block);
+    const auto out = codes.subspan(begin, kFp8Block);
     const auto in = row.subspan(begin, kFp8Block);
     result.scales.push_back(format == RowFormat::fp8_aligned ? cast_fp8_aligned(in, out)
                                                              : cast_fp8(in, format != RowFormat::fp8, out));
   }
-  const auto bytes = std::as_bytes(std::span(values));
-  result.x.assign(bytes.begin(), bytes.end());
   if (format == RowFormat::fp8_ue8m0) {
     for (std::size_t i = 0; i + 4 <= result.scales.size(); i += 4) {
       result.packed_scales.push_back(pack_ue8m0(std::span<const float>(result.scales).subspan(i, 4)));
@@ -235,67 +124,41 @@ LowLatencyDispatched low_latency_dispatch(const LowLatencyShape& shape, std::spa
   for (int destination = 0; destination < shape.ranks; ++destination) {
     LowLatencyReceived output = empty_output(shape, format);
     for (int source = 0; source < shape.ranks; ++source) {
-      if (masked(masks, shape.ranks, source, destination) || masked(masks, shape.ranks, destination, source)) {
-        for (int l = 0; l < shape.local_experts(); ++l) {  // an empty block still begins where the next one does
-          output.layout_range[at(l, shape.ranks, source)] = packed_range(output.count[static_cast<std::size_t>(l)], 0);
-        }
-        continue;
-      }
-      const LowLatencyInput& input = inputs[static_cast<std::size_t>(source)];
-      fill_experts(result, output, input, source, destination, format);
+      const bool apart =
+          masked(masks, shape.ranks, source, destination) || masked(masks, shape.ranks, destination, source);
+      fill_experts(result, output, inputs[static_cast<std::size_t>(source)], source, destination, format, apart);
     }
     result.received.push_back(std::move(output));
   }
   return result;
 }
 
-std::vector<LowLatencyCombined> low_latency_combine(const LowLatencyDispatched& dispatched,
-                                                    std::span<const LowLatencyCombineInput> inputs,
-                                                    const LowLatencyCombineOptions& options) {
+std::vector<Combined> low_latency_combine(const LowLatencyDispatched& dispatched,
+                                          std::span<const LowLatencyCombineInput> inputs,
+                                          const LowLatencyCombineOptions& options) {
   const LowLatencyShape& shape = dispatched.shape;
-  std::vector<LowLatencyCombined> results(inputs.size());
+  std::vector<Combined> results(inputs.size());
   std::vector<std::vector<WeightedRow>> rows(static_cast<std::size_t>(shape.ranks));
   for (int owner = 0; owner < shape.ranks; ++owner) {
     const auto o = static_cast<std::size_t>(owner);
-    for (std::int64_t t = 0; t < inputs[o].selection.tokens; ++t) {
-      for (int rank = 0; rank < shape.ranks; ++rank) {
-        rows[static_cast<std::size_t>(rank)] = rows_of_rank(dispatched, inputs, options.masks, owner, t, rank);
+    const Selection& selection = inputs[o].selection;
+    for (std::int64_t t = 0; t < selection.tokens; ++t) {
+      for (auto& of_rank : rows) of_rank.clear();
+      for (int k = 0; k < selection.topk; ++k) {
+        const std::size_t one = at(t, selection.topk, k);
+        const std::int64_t expert = selection.idx[one];
+        if (expert < 0 || expert >= shape.experts) continue;
+        const auto rank = static_cast<int>(expert / shape.local_experts());
+        const std::int64_t row = dispatched.selection_row[o][one];
+        if (row < 0 || masked(options.masks, shape.ranks, owner, rank)) continue;
+        const auto r = static_cast<std::size_t>(rank);
+        rows[options.unreduced ? o : r].push_back(  // all at the owner, as if they were its own
+            {row_of(inputs[r].x, row, shape.hidden), selection.weights.empty() ? 1.0f : selection.weights[one]});
       }
-      if (options.unreduced) {  // all at the owner, as if they were its own
-        for (auto& of_rank : rows) of_rank.clear();
-        rows[o] = rows_of_rank(dispatched, inputs, options.masks, owner, t, std::nullopt);
-      }
-      const LowLatencyCombined one = low_latency_combine_token(owner, rows, shape.hidden, options);
-      results[o].x.insert(results[o].x.end(), one.x.begin(), one.x.end());
-      results[o].sum.insert(results[o].sum.end(), one.sum.begin(), one.sum.end());
-      results[o].tolerance.insert(results[o].tolerance.end(), one.tolerance.begin(), one.tolerance.end());
+      results[o].append(combine_row(owner, rows, shape.hidden, options.ranks_per_node, options.fused));
     }
   }
   return results;
-}
-
-LowLatencyCombined low_latency_combine_token(int owner, std::span<const std::vector<WeightedRow>> rows_of_ranks,
-                                             std::int64_t hidden, const LowLatencyCombineOptions& options) {
-  const int ranks = static_cast<int>(rows_of_ranks.size());
-  const int width = options.ranks_per_node;
-  if (width < 0 || (width > 0 && ranks % width != 0)) {
-    throw std::invalid_argument("oracle: ranks_per_node divides the number of ranks");
-  }
-  RowSum sum(hidden);
-  std::optional<RowSum> of_node;  // of a node whose ranks' parts come as one
-  for (int rank = 0; rank < ranks; ++rank) {
-    const bool together = width > 0 && rank / width != owner / width;
-    const std::vector<WeightedRow>& rows = rows_of_ranks[static_cast<std::size_t>(rank)];
-    if (!rows.empty()) {
-      if (together && !of_node) of_node.emplace(hidden);
-      (together ? *of_node : sum).add(make_part(rows, hidden, options));
-    }
-    if (of_node && (rank + 1) % width == 0) {
-      sum.add_rounded(*of_node);
-      of_node.reset();
-    }
-  }
-  return sum.result();
 }
 
 }  // namespace deep_ep::oracle

@@ -4,7 +4,7 @@
 // zero here and undefined in the library: compare only rows below `count`.
 //
 // With a hidden size of 0 dispatch gives the routes alone: counts, ranges, and which token each row is. Who cannot hold
-// the data of all ranks at once makes rows with `format_row` and sums with `low_latency_combine_token`.
+// the data of all ranks at once makes rows with `format_row` and sums with `combine_row`.
 #pragma once
 
 #include <cstddef>
@@ -105,40 +105,19 @@ struct LowLatencyCombineInput {
 };
 
 struct LowLatencyCombineOptions {
-  bool fused = false;  ///< each term by one fused multiply-add, as GPUs do it; else product and sum round separately
+  bool fused = false;  ///< see combine_row
   /// The owner adds all rows itself, in fp32, selections ascending, and rounds once.
   bool unreduced = false;
   Masks masks{};
-  /// By rails: so many consecutive ranks make a node, and a node that is not the owner's sends one part. 0: every rank
-  /// sends its own. It divides the number of ranks.
+  /// By rails: a node that is not the owner's sends one part. 0: every rank sends its own.
   int ranks_per_node = 0;
 };
 
-struct LowLatencyCombined {
-  /// [tokens, H] bfloat16 bits: each rank adds its experts' weighted rows in fp32, selections ascending, and rounds;
-  /// the owner adds the parts in fp32, ranks ascending, and rounds (but see `unreduced`). By rails the parts of another
-  /// node's ranks are first added in fp32, ranks ascending, and rounded; what comes of them takes their place. These
-  /// are exact bits.
-  std::vector<std::uint16_t> x;
-  std::vector<double> sum;  ///< [tokens, H]: the same in double precision, without roundings and encodings
-  /// [tokens, H]: how far a result may be from `sum`, by the roundings above.
-  std::vector<double> tolerance;
-};
-
-std::vector<LowLatencyCombined> low_latency_combine(const LowLatencyDispatched& dispatched,
-                                                    std::span<const LowLatencyCombineInput> inputs,
-                                                    const LowLatencyCombineOptions& options = {});
-
-/// A row that an expert hands back, and its weight.
-struct WeightedRow {
-  std::span<const std::uint16_t> x;  ///< [H] bfloat16 bits
-  float weight = 1;
-};
-
-/// One token's row at rank `owner`. rows_of_ranks[r]: what rank r adds up for it, by position among the token's
-/// selections; where there is none, r has no part in the sum. `options.masks` plays no role.
-LowLatencyCombined low_latency_combine_token(int owner, std::span<const std::vector<WeightedRow>> rows_of_ranks,
-                                             std::int64_t hidden, const LowLatencyCombineOptions& options = {});
+/// Each rank adds its experts' weighted rows, selections ascending, and the owner their parts, as combine_row says (but
+/// see `unreduced`).
+std::vector<Combined> low_latency_combine(const LowLatencyDispatched& dispatched,
+                                          std::span<const LowLatencyCombineInput> inputs,
+                                          const LowLatencyCombineOptions& options = {});
 
 /// [outer, rows, columns] in logical order to memory order [outer, columns, rows].
 template <class T>

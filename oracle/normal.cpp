@@ -1,5 +1,8 @@
 #include "oracle/normal.hpp"
 
+#include <array>
+#include <cmath>
+#include <optional>
 #include <stdexcept>
 
 namespace deep_ep::oracle {
@@ -27,6 +30,58 @@ void append_row(Received& to, const DispatchInput& from, std::int64_t token, int
   to.src_idx.push_back(static_cast<std::int32_t>(token));
   ++to.rows;
 }
+
+/// Parts of a token's row, added up.
+class RowSum {
+ public:
+  explicit RowSum(std::int64_t hidden)
+      : sums_(static_cast<std::size_t>(hidden), 0.0f), exact_(sums_.size(), 0.0), tolerance_(sums_.size(), 0.0) {}
+
+  /// One rank's part, which is rounded where it is added up.
+  void add(std::span<const WeightedRow> rows, bool fused) {
+    for (std::size_t h = 0; h < sums_.size(); ++h) {
+      float part = 0;
+      double magnitude = 0;
+      for (const WeightedRow& row : rows) {
+        const float value = bf16_value(row.x[h]);
+        part = fused ? std::fma(row.weight, value, part) : part + row.weight * value;
+        const double product = static_cast<double>(row.weight) * static_cast<double>(value);
+        exact_[h] += product;
+        magnitude += std::fabs(product);
+      }
+      sums_[h] += bf16_value(bf16_bits(part));
+      // fp32 sums of at most 32 terms, the rounding to bfloat16.
+      tolerance_[h] += magnitude * (32 * 0x1p-23 + 0x1p-8);
+    }
+  }
+
+  /// A sum that others have rounded.
+  void add_rounded(const RowSum& other) {
+    for (std::size_t h = 0; h < sums_.size(); ++h) {
+      sums_[h] += bf16_value(bf16_bits(other.sums_[h]));
+      exact_[h] += other.exact_[h];
+      tolerance_[h] += other.rounded_tolerance(h);
+    }
+  }
+
+  Combined result() const {
+    Combined rounded{{}, exact_, {}, {}};
+    for (std::size_t h = 0; h < sums_.size(); ++h) {
+      rounded.x.push_back(bf16_bits(sums_[h]));
+      rounded.tolerance.push_back(rounded_tolerance(h));
+    }
+    return rounded;
+  }
+
+ private:
+  double rounded_tolerance(std::size_t h) const {
+    return tolerance_[h] + (std::fabs(exact_[h]) + tolerance_[h]) * 0x1p-8 + 0x1p-126;
+  }
+
+  std::vector<float> sums_;
+  std::vector<double> exact_;
+  std::vector<double> tolerance_;
+};
 
 }  // namespace
 
@@ -82,26 +137,37 @@ Dispatched dispatch(std::span<const DispatchInput> inputs, int experts, int expe
   return result;
 }
 
-CombinedRow combine_row(std::span<const Row> rows, std::int64_t hidden, Row bias_0, Row bias_1) {
-  const auto width = static_cast<std::size_t>(hidden);
-  std::vector<float> sums(width);
-  CombinedRow result{{}, std::vector<double>(width)};
-  for (std::size_t h = 0; h < width; ++h) {
-    const float first = bias_0.empty() ? 0.0f : bf16_value(bias_0[h]);
-    const float second = bias_1.empty() ? 0.0f : bf16_value(bias_1[h]);
-    sums[h] = first + second;
-    result.sum[h] = static_cast<double>(first) + static_cast<double>(second);
+void Combined::append(const Combined& rows) {
+  x.insert(x.end(), rows.x.begin(), rows.x.end());
+  sum.insert(sum.end(), rows.sum.begin(), rows.sum.end());
+  tolerance.insert(tolerance.end(), rows.tolerance.begin(), rows.tolerance.end());
+}
+
+Combined combine_row(int owner, std::span<const std::vector<WeightedRow>> rows_of_ranks, std::int64_t hidden,
+                     int ranks_per_node, bool fused, std::span<const Row> biases) {
+  const int ranks = static_cast<int>(rows_of_ranks.size());
+  const int width = ranks_per_node;
+  if (width < 0 || (width > 0 && ranks % width != 0)) {
+    throw std::invalid_argument("oracle: ranks_per_node divides the number of ranks");
   }
-  for (const Row row : rows) {
-    for (std::size_t h = 0; h < width; ++h) {
-      const float value = bf16_value(row[h]);
-      sums[h] += value;
-      result.sum[h] += static_cast<double>(value);
+  RowSum sum(hidden);
+  for (const Row bias : biases) {
+    if (!bias.empty()) sum.add(std::array{WeightedRow{bias}}, fused);
+  }
+  std::optional<RowSum> of_node;  // of a node whose ranks' parts come as one
+  for (int rank = 0; rank < ranks; ++rank) {
+    const bool together = width > 0 && rank / width != owner / width;
+    const std::vector<WeightedRow>& rows = rows_of_ranks[static_cast<std::size_t>(rank)];
+    if (!rows.empty()) {
+      if (together && !of_node) of_node.emplace(hidden);
+      (together ? *of_node : sum).add(rows, fused);
+    }
+    if (of_node && (rank + 1) % width == 0) {
+      sum.add_rounded(*of_node);
+      of_node.reset();
     }
   }
-  result.x.reserve(width);
-  for (const float sum : sums) result.x.push_back(bf16_bits(sum));
-  return result;
+  return sum.result();
 }
 
 std::vector<Combined> combine(const Dispatched& dispatched, std::span<const CombineInput> inputs, std::int64_t hidden,
@@ -118,38 +184,24 @@ std::vector<Combined> combine(const Dispatched& dispatched, std::span<const Comb
     const std::int64_t tokens = static_cast<std::int64_t>(destination_row.size()) / ranks;
     Combined& result = results[static_cast<std::size_t>(owner)];
     for (std::int64_t t = 0; t < tokens; ++t) {
-      std::vector<Row> all, rows;  // what the ranks hold; and what comes in
-      std::vector<CombinedRow> sums(static_cast<std::size_t>(ranks / width));
+      std::vector<std::vector<WeightedRow>> rows(inputs.size());
       std::vector<float> weights(static_cast<std::size_t>(topk), 0.0f);
       for (std::int64_t node = 0; node < ranks / width; ++node) {
-        const bool own_node = node == owner / width;
-        std::vector<Row> of_node;
-        std::vector<float> node_weights(static_cast<std::size_t>(topk), 0.0f);
-        std::vector<float>& weights_to = own_node ? weights : node_weights;
+        std::vector<float> of_node(weights.size(), 0.0f);
+        std::vector<float>& sums = node == owner / width ? weights : of_node;
         for (std::int64_t d = node * width; d < (node + 1) * width; ++d) {
           const std::int32_t row = destination_row[index(t, ranks, d)];
           if (row < 0) continue;
           const CombineInput& from = inputs[static_cast<std::size_t>(d)];
-          of_node.push_back(row_of(from.x, row));
+          rows[static_cast<std::size_t>(d)] = {{row_of(from.x, row)}};
           for (std::size_t k = 0; k < weights.size(); ++k) {
-            weights_to[k] += from.topk_weights[index(row, topk, static_cast<std::int64_t>(k))];
+            sums[k] += from.topk_weights[index(row, topk, static_cast<std::int64_t>(k))];
           }
         }
-        all.insert(all.end(), of_node.begin(), of_node.end());
-        if (own_node) {
-          rows.insert(rows.end(), of_node.begin(), of_node.end());
-        } else if (!of_node.empty()) {
-          CombinedRow& sum = sums[static_cast<std::size_t>(node)];
-          sum = combine_row(of_node, hidden);
-          rows.emplace_back(sum.x);
-          for (std::size_t k = 0; k < weights.size(); ++k) weights[k] += node_weights[k];
-        }
+        for (std::size_t k = 0; k < weights.size(); ++k) weights[k] += of_node[k];
       }
-      const Row bias_0 = row_of(own.bias_0, t), bias_1 = row_of(own.bias_1, t);
-      const CombinedRow row = combine_row(rows, hidden, bias_0, bias_1);
-      const CombinedRow exact = combine_row(all, hidden, bias_0, bias_1);
-      result.x.insert(result.x.end(), row.x.begin(), row.x.end());
-      result.sum.insert(result.sum.end(), exact.sum.begin(), exact.sum.end());
+      result.append(combine_row(static_cast<int>(owner), rows, hidden, static_cast<int>(width), false,
+                                std::array{row_of(own.bias_0, t), row_of(own.bias_1, t)}));
       result.topk_weights.insert(result.topk_weights.end(), weights.begin(), weights.end());
     }
   }

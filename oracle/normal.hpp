@@ -69,10 +69,15 @@ struct CombineInput {
   std::vector<std::uint16_t> bias_0, bias_1;  ///< [tokens, hidden] or empty
 };
 
+/// Rows of tokens, one after the other.
 struct Combined {
-  std::vector<std::uint16_t> x;     ///< [tokens, hidden]: fp32 sum in rank order, rounded as combine says; exact bits
-  std::vector<double> sum;          ///< [tokens, hidden]: the same sum in double precision
-  std::vector<float> topk_weights;  ///< [tokens, topk] or empty
+  std::vector<std::uint16_t> x;     ///< [tokens, hidden] bfloat16 bits, rounded as combine says; exact bits
+  std::vector<double> sum;          ///< [tokens, hidden]: the same sum in double precision, without roundings
+  std::vector<double> tolerance;    ///< [tokens, hidden]: how far a result may be from `sum` by the roundings
+  std::vector<float> topk_weights;  ///< of normal mode: [tokens, topk] or empty
+
+  /// Those behind these, but for the weights.
+  void append(const Combined& rows);
 };
 
 /// `topk`: of the weights that come back, 0 = none do. `ranks_per_node`: 0 = all ranks are of one node. Otherwise what
@@ -83,13 +88,19 @@ std::vector<Combined> combine(const Dispatched& dispatched, std::span<const Comb
 
 /// bfloat16 bits of one row, or none.
 using Row = std::span<const std::uint16_t>;
-
-struct CombinedRow {
-  std::vector<std::uint16_t> x;  ///< [hidden], as in Combined
-  std::vector<double> sum;
+/// A row that comes back, and its weight.
+struct WeightedRow {
+  Row x;  ///< [hidden]
+  float weight = 1;
 };
 
-/// One token's row: first the biases (empty: none), then the rows that come back, by rank.
-CombinedRow combine_row(std::span<const Row> rows, std::int64_t hidden, Row bias_0 = {}, Row bias_1 = {});
+/// One token's row at rank `owner`, of both modes: first the biases (empty: none), then the parts of the ranks, in
+/// fp32, ranks ascending, rounded at the end. rows_of_ranks[r]: what rank r adds up in fp32 and rounds, in this order;
+/// where there is none, r has no part in the sum. `ranks_per_node`: 0 = the parts are added one by one. Otherwise so
+/// many consecutive ranks make a node, and what comes of another node's ranks is added up first, and rounded; it
+/// divides the number of ranks. `fused`: each term by one fused multiply-add, as GPUs do it; else product and sum round
+/// separately.
+Combined combine_row(int owner, std::span<const std::vector<WeightedRow>> rows_of_ranks, std::int64_t hidden,
+                     int ranks_per_node = 0, bool fused = false, std::span<const Row> biases = {});
 
 }  // namespace deep_ep::oracle

@@ -35,41 +35,14 @@ std::vector<std::int64_t> choose_groups(Random& random, int groups, int count) {
 }  // namespace
 
 const char* name_of(Routing routing) {
-  switch (routing) {
-    case Routing::uniform:
-      return "uniform";
-    case Routing::skewed:
-      return "skewed";
-    case Routing::one_hot_expert:
-      return "one_hot_expert";
-    case Routing::all_dropped:
-      return "all_dropped";
-    case Routing::some_dropped:
-      return "some_dropped";
-    case Routing::duplicates:
-      return "duplicates";
-    case Routing::no_experts:
-      return "no_experts";
-    case Routing::group_limited:
-      return "group_limited";
-    case Routing::one_group:
-      return "one_group";
-  }
-  return "?";
+  constexpr const char* kNames[] = {"uniform",    "skewed",     "one_hot_expert", "all_dropped", "some_dropped",
+                                    "duplicates", "no_experts", "group_limited",  "one_group"};
+  return kNames[static_cast<std::size_t>(routing)];
 }
 
 const char* name_of(TokenCounts counts) {
-  switch (counts) {
-    case TokenCounts::equal:
-      return "equal";
-    case TokenCounts::different:
-      return "different";
-    case TokenCounts::some_empty:
-      return "some_empty";
-    case TokenCounts::all_empty:
-      return "all_empty";
-  }
-  return "?";
+  constexpr const char* kNames[] = {"equal", "different", "some_empty", "all_empty"};
+  return kNames[static_cast<std::size_t>(counts)];
 }
 
 Selection make_selection(Routing routing, std::int64_t tokens, int topk, int experts, std::uint64_t seed, int groups) {

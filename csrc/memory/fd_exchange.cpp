@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstddef>
@@ -19,6 +20,10 @@
 
 namespace deep_ep {
 namespace {
+
+/// Descriptors of the ranks of a host that go out before any is taken. Of those that a user without root sends no more
+/// may be under way than a process may open, 1024 by default.
+constexpr std::size_t kMostUnderWay = 512;
 
 /// What comes with a descriptor.
 struct Letter {
@@ -75,17 +80,16 @@ UniqueFd receive_fd(int caller, Letter& letter) {
 }
 
 /// Of all who have called. Strangers may call: they are not waited for.
-std::vector<UniqueFd> receive_fds(const UniqueFd& listener, const Token& secret, const std::vector<bool>& partners) {
-  std::vector<UniqueFd> received(partners.size());
+void receive_fds(const UniqueFd& listener, const Token& secret, std::vector<UniqueFd>& received) {
   for (;;) {
     const UniqueFd caller(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!caller && errno == EAGAIN) return received;
+    if (!caller && errno == EAGAIN) return;
     if (!caller) fail<SystemError>("taking a rank's call for a file descriptor: {}", errno_text(errno));
     if (!is_of_this_user(caller.get())) continue;  // names of sockets are visible to every user
     Letter letter;
     UniqueFd fd = receive_fd(caller.get(), letter);
     const auto rank = static_cast<std::size_t>(letter.rank);
-    if (letter.secret == secret && rank < partners.size() && !received[rank]) received[rank] = std::move(fd);
+    if (letter.secret == secret && rank < received.size() && !received[rank]) received[rank] = std::move(fd);
   }
 }
 
@@ -100,21 +104,31 @@ UniqueFd listen_for_fds(FdOffer& offer) {
 
 std::vector<UniqueFd> exchange_fds(Bootstrap& bootstrap, int fd, const UniqueFd& listener,
                                    std::span<const FdOffer> offers, const std::vector<bool>& partners) {
-  agree(bootstrap, "sending file descriptors", [&] {
-    for (std::size_t peer = 0; peer < partners.size(); ++peer) {
-      if (partners[peer]) send_fd(fd, bootstrap.rank(), peer, offers[peer]);
-    }
-  });
-  bootstrap.barrier();  // behind it all descriptors for this rank are in its queue
-  std::vector<UniqueFd> received;
-  agree(bootstrap, "receiving file descriptors", [&] {
-    received = receive_fds(listener, offers[static_cast<std::size_t>(bootstrap.rank())].secret, partners);
-    for (std::size_t peer = 0; peer < partners.size(); ++peer) {
-      if (partners[peer] && !received[peer]) {
-        fail<SystemError>("no file descriptor of rank {} has come (in this process too many may be open)", peer);
+  const auto rank = static_cast<std::size_t>(bootstrap.rank());
+  const std::size_t at_once = std::max<std::size_t>(1, kMostUnderWay / (1 + std::ranges::count(partners, true)));
+  std::vector<UniqueFd> received(partners.size());
+  std::size_t next = 0;
+  for (bool all_sent = false; !all_sent;) {
+    agree(bootstrap, "sending file descriptors", [&] {
+      for (std::size_t sent = 0; next < partners.size() && sent < at_once; ++next) {
+        if (!partners[next]) continue;
+        send_fd(fd, bootstrap.rank(), next, offers[next]);
+        ++sent;
       }
-    }
-  });
+    });
+    // Behind this exchange all that was sent so far is in the queues of its receivers.
+    const std::vector<std::size_t> done = all_gather_values(bootstrap, next);
+    all_sent = std::ranges::min(done) == partners.size();
+    agree(bootstrap, "receiving file descriptors", [&] {
+      receive_fds(listener, offers[rank].secret, received);
+      for (std::size_t peer = 0; peer < partners.size() && all_sent; ++peer) {
+        if (partners[peer] && !received[peer]) {
+          fail<SystemError>("no file descriptor of rank {} has come (in this process too many may be open)", peer);
+        }
+      }
+    });
+    if (!all_sent) bootstrap.barrier();  // a rank that is taking calls would miss what such a call is yet to bring
+  }
   return received;
 }
 

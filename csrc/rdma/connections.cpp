@@ -139,8 +139,8 @@ AgreedWire AgreedWire::agree(Bootstrap& bootstrap, const Executor& executor, std
   if (only_cpu && wire.handler == NicHandler::automatic) wire.handler = NicHandler::cpu;
   if (!why_local.empty() && bootstrap.rank() == 0) {
     // On GPUs that is slow, and hardly what their owner wants.
-    log::at(cuda ? log::Level::warn : log::Level::info,
-            "rdma: a CPU thread of each rank copies what would be sent (wire local), because: {}", why_local);
+    (cuda ? log::warn : log::info)(
+        "rdma: a CPU thread of each rank copies what would be sent (wire local), because: {}", why_local);
   }
   return wire;
 }

@@ -51,16 +51,14 @@ constexpr std::array kVariables = {
              .allowed = "seconds, 0 = wait for ever",
              .help = "how long a rank waits for another one before TimeoutError, unless the program sets it"},
     Variable{.names = {"DEEP_EP_NVLINK", "NVSHMEM_DISABLE_P2P", "NCCL_P2P_DISABLE"},
-             .type = Type::choice,
              .default_value = "on",
-             .allowed = "on|off",
+             .choices = "on|off",
              .help = "off (NVSHMEM_DISABLE_P2P=1 or NCCL_P2P_DISABLE=1): low-latency calls reach all other ranks by "
                      "RDMA, as if the program had switched allow_nvlink off; normal mode within a node needs NVLink",
              .translate = switched_off},
     Variable{.names = {"DEEP_EP_MNNVL", "NVSHMEM_DISABLE_MNNVL", "NCCL_MNNVL_ENABLE"},
-             .type = Type::choice,
              .default_value = "auto",
-             .allowed = "auto|off",
+             .choices = "auto|off",
              .help = "off (NVSHMEM_DISABLE_MNNVL=1 or NCCL_MNNVL_ENABLE=0): heaps are not shared by fabric handles, so "
                      "ranks of different machines reach each other by RDMA even where NVLink joins the machines",
              .translate = switched_off},
@@ -74,9 +72,8 @@ constexpr std::array kVariables = {
             "by which interface ranks call rank 0"},
     Variable{
         .names = {"DEEP_EP_SOCKET_FAMILY", "NVSHMEM_BOOTSTRAP_UID_SOCK_FAMILY", "NCCL_SOCKET_FAMILY"},
-        .type = Type::choice,
         .default_value = "",
-        .allowed = "AF_INET|AF_INET6",
+        .choices = "AF_INET|AF_INET6",
         .help = "address family of control connections, and by which ranks call rank 0, if there are addresses of both",
         .translate = socket_family},
     Variable{.names = {"DEEP_EP_JOB_TOKEN"},
@@ -84,9 +81,8 @@ constexpr std::array kVariables = {
              .help = "ranks that meet by TCP let none in that has another one, so jobs that by mistake use one port do "
                      "not mix; deep_ep bench --spawn gives ranks of one host a random one"},
     Variable{.names = {"DEEP_EP_CONTROL"},
-             .type = Type::choice,
              .default_value = "on",
-             .allowed = "on|off",
+             .choices = "on|off",
              .help = "off on any rank: processes are not connected, so a process that has ended is noticed at the "
                      "deadline of a wait alone, and a buffer with low_latency.masking is refused"},
     Variable{.names = {"DEEP_EP_CONTROL_PORTS"},
@@ -112,21 +108,18 @@ constexpr std::array kVariables = {
         .help =
             "how many consecutive ranks make a node, unless the program sets it; so one host can play several nodes"},
     Variable{.names = {"DEEP_EP_LOW_LATENCY_RAILS"},
-             .type = Type::choice,
              .default_value = "auto",
-             .allowed = "auto|always|never",
+             .choices = "auto|always|never",
              .help = "low-latency calls between nodes: whether a row crosses once for each node and goes on by NVLink, "
                      "unless the program sets it"},
     Variable{.names = {"DEEP_EP_LOW_LATENCY_LANES"},
-             .type = Type::choice,
              .default_value = "auto",
-             .allowed = "auto|1|2|4",
+             .choices = "auto|1|2|4",
              .help = "low-latency calls between nodes: connections that rows take in turn to each rank, unless the "
                      "program sets it; auto = 1, more on Ethernet where ranks are few"},
     Variable{.names = {"DEEP_EP_INTERNODE_LANES"},
-             .type = Type::choice,
              .default_value = "auto",
-             .allowed = "auto|1|2|4",
+             .choices = "auto|1|2|4",
              .help = "normal mode between nodes: queue pairs for rows to each rail, at most num_qps_per_rank, unless "
                      "the program sets it; auto = 4 on Ethernet, else 1"},
     Variable{.names = {"DEEP_EP_RDMA_WIRE"},
@@ -137,23 +130,20 @@ constexpr std::array kVariables = {
                      "slow_rate, sms); "
                      "auto = NICs where ranks have them"},
     Variable{.names = {"DEEP_EP_NIC_HANDLER", "NVSHMEM_IBGDA_NIC_HANDLER"},
-             .type = Type::choice,
              .default_value = "auto",
-             .allowed = "auto|gpu|doorbell|cpu",
+             .choices = "auto|gpu|doorbell|cpu",
              .help =
                  "rings the NIC: the GPU itself (gpu), or a CPU thread for it (doorbell), or a CPU thread does all the "
                  "work (cpu); auto = the first that works on all ranks",
              .translate = nic_handler},
     Variable{.names = {"DEEP_EP_RAIL_ONLY"},
-             .type = Type::choice,
              .default_value = "auto",
-             .allowed = "auto|0|1",
+             .choices = "auto|0|1",
              .help = "low-latency calls between nodes: 1 sends to ranks of other rails over the sender's rail, whose "
                      "NIC in the other node receives for them; auto = where a rail does not reach the others"},
     Variable{.names = {"DEEP_EP_RDMA_RELAXED_ORDERING"},
-             .type = Type::choice,
              .default_value = "auto",
-             .allowed = "auto|0|1",
+             .choices = "auto|0|1",
              .help = "PCIe may bring the bytes that a NIC writes in any order; signals keep theirs; auto = in virtual "
                      "machines"},
     Variable{.names = {"DEEP_EP_DEVICE_TO_HCA_MAPPING"},
@@ -203,9 +193,8 @@ constexpr std::array kVariables = {
              .help = "place of the partition key that RDMA connections use, in the table of the port",
              .most = 65535},
     Variable{.names = {"NVSHMEM_IB_DISABLE_DMABUF", "NCCL_DMABUF_ENABLE"},
-             .type = Type::choice,
              .default_value = "on",
-             .allowed = "on|off",
+             .choices = "on|off",
              .help = "off (NVSHMEM_IB_DISABLE_DMABUF=1 or NCCL_DMABUF_ENABLE=0): NICs reach GPU memory by peer memory "
                      "only",
              .translate = switched_off},
@@ -217,9 +206,8 @@ constexpr std::array kVariables = {
                      "rings must be",
              .most = UINT32_MAX},
     Variable{.names = {"EP_AVOID_RECORD_STREAM"},
-             .type = Type::choice,
              .default_value = "0",
-             .allowed = "0|1",
+             .choices = "0|1",
              .help = "1 lets events of asynchronous calls of ElasticBuffer keep tensors, instead of record_stream"},
     Variable{.names = {"EP_NIC_NAME"},
              .default_value = "mlx5_0",
@@ -227,25 +215,21 @@ constexpr std::array kVariables = {
              .help = "NIC whose speed deep_ep.utils.envs.get_rdma_gbs tells; DEEP_EP_HCA_LIST and "
                      "DEEP_EP_DEVICE_TO_HCA_MAPPING name those that are used"},
     Variable{.names = {"EP_USE_NVIDIA_TOOLS"},
-             .type = Type::choice,
              .default_value = "0",
-             .allowed = "0|1",
+             .choices = "0|1",
              .help = "1 makes deep_ep.utils.testing.bench_kineto leave profiling to other tools, and return ones"},
     Variable{.names = {"EP_DISABLE_BARRIER_PROFILING"},
-             .type = Type::choice,
              .default_value = "0",
-             .allowed = "0|1",
+             .choices = "0|1",
              .help = "with 1, no rank waits for the others before a call in deep_ep.utils.testing.bench_kineto"},
     Variable{.names = {"DEEP_EP_NVTX"},
-             .type = Type::choice,
              .default_value = "0",
-             .allowed = "0|1",
+             .choices = "0|1",
              .help = "1 puts an NVTX range named deep_ep.<call> around what the host does in each call of the Python "
                      "package, for buffers made afterwards"},
     Variable{.names = {"DEEP_EP_LOG", "NVSHMEM_DEBUG", "NCCL_DEBUG", "EP_BUFFER_DEBUG"},
-             .type = Type::choice,
              .default_value = "warn",
-             .allowed = "trace|debug|info|warn|error|off",
+             .choices = "trace|debug|info|warn|error|off",
              .help = "how much the library logs",
              .translate = log_level},
     Variable{.names = {"DEEP_EP_LOG_FILE"},
@@ -281,13 +265,9 @@ Value checked(const Variable& variable, const Value& value) {
       if (const auto number = parse_integer(value.text); number && *number <= variable.most) break;
       if (variable.most != UINT64_MAX) fail<InvalidArgument>("not a number from 0 to {}", variable.most);
       fail<InvalidArgument>("not a whole number from 0 to 2^64-1 ({})", variable.allowed);
-    case Type::choice:
-      if (std::ranges::count(split(variable.allowed, '|'), value.text) == 0) {
-        fail<InvalidArgument>("not one of {}", variable.allowed);
-      }
-      break;
     case Type::text:
-      break;
+      if (variable.choices.empty() || std::ranges::count(split(variable.choices, '|'), value.text) != 0) break;
+      fail<InvalidArgument>("not one of {}", variable.choices);
   }
   return value;
 }

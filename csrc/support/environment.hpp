@@ -18,8 +18,7 @@ namespace deep_ep::environment {
 enum class Type : std::uint8_t {
   number,            ///< finite, zero or more
   unsigned_integer,  ///< decimal, or hexadecimal with 0x; 0 to Variable::most
-  choice,            ///< one of the words in Variable::allowed
-  text,              ///< read by whoever asks: Reader::read()
+  text,              ///< one of Variable::choices, or read by whoever asks: Reader::read()
 };
 
 /// One thing that variables decide. The first of `names` that is set counts; a name of another library counts only if
@@ -28,10 +27,11 @@ struct Variable {
   std::array<std::string_view, 4> names{};  ///< the library's own first, where it has one; unused places are empty
   Type type = Type::text;
   std::string_view default_value = {};
-  std::string_view allowed;  ///< for a choice: the words, separated by '|'; otherwise what a reader needs to know
+  std::string_view choices = {};       ///< words, separated by '|', of which it is one; empty: it need not be
+  std::string_view allowed = choices;  ///< what a reader needs to know
   std::string_view help;
   std::uint64_t most = UINT64_MAX;  ///< of an integer
-  /// What a value of another library's variable is in the words of `allowed`; empty: it decides nothing, as if it were
+  /// What a value of another library's variable is in the words of the table; empty: it decides nothing, as if it were
   /// not set. Null: the notation is the same.
   std::string_view (*translate)(std::string_view name, std::string_view value) = nullptr;
 

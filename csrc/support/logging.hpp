@@ -19,26 +19,14 @@ bool enabled(Level level) noexcept;
 /// One line. Never throws: losing a log line must not lose a training run.
 void write(Level level, std::string_view line) noexcept;
 
-template <class... Args>
-void at(Level level, fmt::format_string<Args...> pattern, Args&&... args) {
-  if (enabled(level)) write(level, fmt::format(pattern, std::forward<Args>(args)...));
-}
-template <class... Args>
-void debug(fmt::format_string<Args...> pattern, Args&&... args) {
-  at(Level::debug, pattern, std::forward<Args>(args)...);
-}
-template <class... Args>
-void info(fmt::format_string<Args...> pattern, Args&&... args) {
-  at(Level::info, pattern, std::forward<Args>(args)...);
-}
-template <class... Args>
-void warn(fmt::format_string<Args...> pattern, Args&&... args) {
-  at(Level::warn, pattern, std::forward<Args>(args)...);
-}
-template <class... Args>
-void error(fmt::format_string<Args...> pattern, Args&&... args) {
-  at(Level::error, pattern, std::forward<Args>(args)...);
-}
+struct At {
+  Level level;
+  template <class... Args>
+  void operator()(fmt::format_string<Args...> pattern, Args&&... args) const {
+    if (enabled(level)) write(level, fmt::format(pattern, std::forward<Args>(args)...));
+  }
+};
+inline constexpr At debug{Level::debug}, info{Level::info}, warn{Level::warn}, error{Level::error};
 
 /// The end of an object must not throw, and at exit the driver may be gone.
 template <class Action>

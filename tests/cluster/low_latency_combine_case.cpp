@@ -12,7 +12,7 @@ constexpr std::uint16_t kNan = 0x7fc1;
 
 }  // namespace
 
-std::vector<oracle::LowLatencyCombined> LowLatencyCombineCase::expected() const {
+std::vector<oracle::Combined> LowLatencyCombineCase::expected() const {
   oracle::LowLatencyDispatched dispatched = before.dispatched;
   dispatched.shape.hidden = hidden;
   oracle::LowLatencyCombineOptions how = options;
@@ -20,7 +20,7 @@ std::vector<oracle::LowLatencyCombined> LowLatencyCombineCase::expected() const 
   return oracle::low_latency_combine(dispatched, inputs, how);
 }
 
-std::vector<oracle::LowLatencyCombined> LowLatencyCombineCase::expected_with_hooks(Topology topology) const {
+std::vector<oracle::Combined> LowLatencyCombineCase::expected_with_hooks(Topology topology) const {
   LowLatencyCombineCase hooked = *this;
   hooked.options.unreduced = topology == Topology::one_node;
   return hooked.expected();
@@ -105,15 +105,15 @@ void change_selections(LowLatencyCombineCase& one, double gone, std::uint64_t se
 }
 
 void dispatch_and_combine(Rank& rank, Buffer& buffer, const LowLatencyCombineCase& one,
-                          const std::vector<oracle::LowLatencyCombined>& expected) {
+                          const std::vector<oracle::Combined>& expected) {
   const LowLatencyHandle handle = dispatch_and_check(rank, buffer, one.before).handle;
   const auto combined = buffer.low_latency_combine(upload_combine(rank, one, handle), rank.call());
   check_low_latency_combine(rank, one, expected, combined.combined_x.view());
 }
 
 void check_low_latency_combine(Rank& rank, const LowLatencyCombineCase& one,
-                               const std::vector<oracle::LowLatencyCombined>& expected, const TensorView& combined) {
-  const oracle::LowLatencyCombined& mine = expected[index(rank.rank())];
+                               const std::vector<oracle::Combined>& expected, const TensorView& combined) {
+  const oracle::Combined& mine = expected[index(rank.rank())];
   const auto seen = rank.download<std::uint16_t>(combined);
   const std::string what = one.before.shape.describe() + ", combined hidden " + std::to_string(one.hidden);
   require_same(mine.x, seen, what, one.hidden);

@@ -15,9 +15,9 @@ struct LowLatencyCombineCase {
   oracle::LowLatencyCombineOptions options{};
 
   /// What the oracle expects.
-  std::vector<oracle::LowLatencyCombined> expected() const;
+  std::vector<oracle::Combined> expected() const;
   /// The same with hooks, without masking: within a node owners get the rows as the experts left them.
-  std::vector<oracle::LowLatencyCombined> expected_with_hooks(Topology topology) const;
+  std::vector<oracle::Combined> expected_with_hooks(Topology topology) const;
 };
 
 /// `hidden` 0: as dispatched.
@@ -37,10 +37,10 @@ LowLatencyCombineArguments combine_in_place(Rank& rank, Buffer& buffer, const Lo
 void change_selections(LowLatencyCombineCase& one, double gone, std::uint64_t seed);
 /// Compares bit by bit, and with the exact sums.
 void check_low_latency_combine(Rank& rank, const LowLatencyCombineCase& one,
-                               const std::vector<oracle::LowLatencyCombined>& expected, const TensorView& combined);
+                               const std::vector<oracle::Combined>& expected, const TensorView& combined);
 
 /// A dispatch and its combine, checked.
 void dispatch_and_combine(Rank& rank, Buffer& buffer, const LowLatencyCombineCase& one,
-                          const std::vector<oracle::LowLatencyCombined>& expected);
+                          const std::vector<oracle::Combined>& expected);
 
 }  // namespace deep_ep::test

@@ -15,7 +15,7 @@ struct Nodes {
   int node_of(int rank) const { return rank / ranks_per_node; }
 };
 
-using Combined = std::vector<oracle::LowLatencyCombined>;
+using Combined = std::vector<oracle::Combined>;
 
 /// A dispatch of bfloat16 rows and a combine, with what combine gives either way. (Dispatch gives the same.)
 struct RailCase {

@@ -211,6 +211,17 @@ TEST(FdExchange, ARankThatMayNotOpenMoreSaysSo) {
   }
 }
 
+/// The system lets a user without root have as many descriptors under way as a process may open.
+TEST(FdExchange, ManyRanksKeepFewUnderWay) {
+  const auto errors = run_rank_processes(40, [](const auto& bootstrap) {
+    const rlimit scarce{600, 600};
+    if (::setrlimit(RLIMIT_NOFILE, &scarce) != 0) throw std::runtime_error("setrlimit");
+    if (::geteuid() == 0 && ::setresuid(65534, 65534, 65534) != 0) throw std::runtime_error("setresuid");
+    for (int round = 0; round < 4; ++round) exchange_and_check(*bootstrap);
+  });
+  expect_nothing_thrown(errors);
+}
+
 TEST(FdExchange, ARankThatCannotSendFailsEverybody) {
   const auto errors = run_rank_processes(3, [](const auto& bootstrap) {
     const int rank = bootstrap->rank();

@@ -35,7 +35,7 @@ oracle::LowLatencyReceived routes_to(const WorkloadShape& shape, int rank) {
 }
 
 /// The first channel of a combined row that is not as expected; its length where all are.
-std::size_t first_wrong(std::span<const std::uint16_t> row, const oracle::LowLatencyCombined& expected) {
+std::size_t first_wrong(std::span<const std::uint16_t> row, const oracle::Combined& expected) {
   for (std::size_t h = 0; h < row.size(); ++h) {
     if (oracle::bf16_value(row[h]) != oracle::bf16_value(expected.x[h])) return h;
   }
@@ -192,12 +192,8 @@ void LowLatencyRank::check_combined(const LowLatencyCombineResult& result) {
       rows[at(owner, 1)].push_back({x, 1.0f});
     }
     const auto seen = std::span(sums).subspan(at(token, shape.hidden), x.size());
-    const auto expected_with = [&](int width) {
-      oracle::LowLatencyCombineOptions options;
-      options.ranks_per_node = width;
-      return oracle::low_latency_combine_token(rank_, rows, shape.hidden, options);
-    };
-    const oracle::LowLatencyCombined expected = expected_with(0);
+    const auto expected_with = [&](int width) { return oracle::combine_row(rank_, rows, shape.hidden, width); };
+    const oracle::Combined expected = expected_with(0);
     // Sums of small whole numbers: only the roundings to BF16 count.
     const std::size_t wrong = first_wrong(seen, expected);
     if (wrong == x.size()) continue;
@@ -207,10 +203,7 @@ void LowLatencyRank::check_combined(const LowLatencyCombineResult& result) {
     // With hooks, where owners get the rows as the experts left them.
     std::vector<std::vector<oracle::WeightedRow>> together(rows.size());
     together[at(rank_, 1)].assign(static_cast<std::size_t>(shape.topk), {x, 1.0f});
-    oracle::LowLatencyCombineOptions options;
-    options.unreduced = true;
-    const auto unreduced = oracle::low_latency_combine_token(rank_, together, shape.hidden, options);
-    if (first_wrong(seen, unreduced) == x.size()) continue;
+    if (first_wrong(seen, oracle::combine_row(rank_, together, shape.hidden)) == x.size()) continue;
     fail<Error>("check: combined token {} of rank {}, channel {}: {}, expected {}", token, rank_, wrong,
                 oracle::bf16_value(seen[wrong]), oracle::bf16_value(expected.x[wrong]));
   }

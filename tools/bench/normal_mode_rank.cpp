@@ -121,19 +121,13 @@ void NormalModeRank::check_combined(const CombineResult& result) {
   std::vector<std::uint16_t> row(hidden);
   for (std::int64_t token = 0; token < shape_.tokens; ++token) {
     fill_row_bf16(rank_, token, row);
-    std::vector<oracle::Row> rows;
-    std::vector<oracle::CombinedRow> of_nodes;  // sums of other nodes, each of which comes back as one row
-    of_nodes.reserve(static_cast<std::size_t>(shape_.nodes));
-    for (int node = 0; node < shape_.nodes; ++node) {
-      const auto count = static_cast<std::size_t>(task_.routes.fan_out(rank_, token, node));
-      if (node == rank_ / shape_.ranks_per_node()) {
-        rows.insert(rows.end(), count, row);
-      } else if (count != 0) {
-        of_nodes.push_back(oracle::combine_row(std::vector<oracle::Row>(count, row), shape_.hidden));
-        rows.emplace_back(of_nodes.back().x);
-      }
+    const int width = shape_.ranks_per_node();
+    std::vector<std::vector<oracle::WeightedRow>> rows(static_cast<std::size_t>(shape_.nodes * width));
+    for (int node = 0; node < shape_.nodes; ++node) {  // which ranks of a node they come of makes no difference
+      std::fill_n(rows.begin() + node * width, task_.routes.fan_out(rank_, token, node),
+                  std::vector{oracle::WeightedRow{row}});
     }
-    const oracle::CombinedRow expected = oracle::combine_row(rows, shape_.hidden);
+    const oracle::Combined expected = oracle::combine_row(rank_, rows, shape_.hidden, width);
     for (std::size_t h = 0; h < hidden; ++h) {
       const float sum = oracle::bf16_value(sums[static_cast<std::size_t>(token) * hidden + h]);
       const float right = oracle::bf16_value(expected.x[h]);

@@ -114,7 +114,7 @@ double check_output(const ModelShape& shape, const Batch& batch, int rank, int r
     }
     // Each rank rounds the weighted sum of its experts, and the token's rank the sum of those: what low-latency combine
     // does in one call.
-    const auto expected = oracle::low_latency_combine_token(rank, rows_of_ranks, shape.hidden);
+    const auto expected = oracle::combine_row(rank, rows_of_ranks, shape.hidden);
     for (std::size_t h = 0; h < hidden; ++h) {
       const double seen = static_cast<double>(oracle::bf16_value(output[token * hidden + h]));
       const double of_bound = std::fabs(seen - expected.sum[h]) / expected.tolerance[h];

@@ -12,7 +12,7 @@ namespace {
 class LowLatencyCombineCallsTest : public ClusterTest {};
 DEEP_EP_LOW_LATENCY_ON_THREADS(LowLatencyCombineCallsTest);
 
-using Expected = std::vector<oracle::LowLatencyCombined>;
+using Expected = std::vector<oracle::Combined>;
 
 LowLatencyCombineCase small_case(int ranks, std::uint64_t seed) {
   LowLatencyCaseShape shape{.max_tokens = 7, .hidden = 256, .topk = 3, .seed = seed};

@@ -19,7 +19,7 @@ class LowLatencyLateOwnerTest : public ClusterTest {
   /// it begins a combine when the send parts of all others have ended, which it hears from them.
   static void run_with_late_ranks(const ClusterOptions& where, const std::vector<LowLatencyCombineCase>& cases,
                                   const BufferOptions& options, bool weights, bool at_once = false) {
-    std::vector<std::vector<oracle::LowLatencyCombined>> expected;
+    std::vector<std::vector<oracle::Combined>> expected;
     for (const auto& one : cases) expected.push_back(expected_of(one, weights));
     run_with_buffers(where, options, [&](Rank& rank, Buffer& buffer) {
       int late = 0;
@@ -52,7 +52,7 @@ class LowLatencyLateOwnerTest : public ClusterTest {
     });
   }
 
-  static std::vector<oracle::LowLatencyCombined> expected_of(const LowLatencyCombineCase& one, bool weights) {
+  static std::vector<oracle::Combined> expected_of(const LowLatencyCombineCase& one, bool weights) {
     return weights ? one.expected() : one.expected_with_hooks(Topology::one_node);
   }
 

@@ -145,7 +145,9 @@ class Outputs : public deep_ep::ResultTensors {
     end_ = next_ + kBytes / 2;
   }
 
-  std::vector<deep_ep::Tensor> make(std::span<const deep_ep::TensorView> wanted, const Order& /*order*/) override {
+  std::vector<deep_ep::Tensor> make(std::span<const deep_ep::TensorView> wanted, const Order& /*order*/,
+                                    const std::shared_ptr<deep_ep::HeapPieces>& heap) override {
+    if (heap != nullptr) return {};  // rows come through the window
     std::vector<deep_ep::Tensor> tensors;
     for (deep_ep::TensorView view : wanted) {
       const std::size_t bytes = (view.bytes() + kAlignment - 1) / kAlignment * kAlignment;
@@ -155,10 +157,6 @@ class Outputs : public deep_ep::ResultTensors {
       tensors.push_back(deep_ep::Tensor::borrow(view));
     }
     return tensors;
-  }
-  std::vector<deep_ep::Tensor> make_in_heap(std::span<const deep_ep::TensorView> /*wanted*/, const Order& /*order*/,
-                                            const std::shared_ptr<deep_ep::HeapPieces>& /*heap*/) override {
-    return {};
   }
 
  private:

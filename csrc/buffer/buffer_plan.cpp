@@ -15,13 +15,6 @@ namespace {
 
 constexpr int kMostWindowTokens = 8192;
 
-ControlWindow control_window(int num_ranks, int width, const BufferOptions& options, std::size_t window_bytes) {
-  constexpr std::size_t kSmallestRow = 128;
-  const std::size_t rows = window_bytes / (kSmallestRow * static_cast<std::size_t>(num_ranks));
-  return {num_ranks, width, options.max_local_experts,
-          static_cast<int>(std::clamp<std::size_t>(rows, 2, kMostWindowTokens))};
-}
-
 const char* why_no_rails(const BufferOptions& options, const NodeMembership& nodes, bool one_node) {
   if (options.low_latency.rails == LowLatencyRails::never) return "as asked for";
   if (!options.low_latency.allow_nvlink) return "as NVLink is not allowed";
@@ -41,7 +34,10 @@ HeapLayout HeapLayout::make(const BufferOptions& options, int num_ranks, int wid
   HeapLayout layout;
   const std::size_t window =
       options.window_bytes != 0 ? options.window_bytes : defaults::window_bytes(options.heap_bytes);
-  layout.control = control_window(num_ranks, width, options, window);
+  constexpr std::size_t kSmallestRow = 128;
+  const std::size_t rows = window / (kSmallestRow * static_cast<std::size_t>(num_ranks));
+  layout.control = {num_ranks, width, options.max_local_experts,
+                    static_cast<int>(std::clamp<std::size_t>(rows, 2, kMostWindowTokens))};
   if (options.heap_bytes < window || options.heap_bytes - window < layout.control.bytes()) {
     fail<OutOfMemory>("heap_bytes is {}, but the signals of {} ranks take {} and the window {}: at least {} are needed",
                       options.heap_bytes, num_ranks, format_bytes(layout.control.bytes()), format_bytes(window),
@@ -58,21 +54,6 @@ HeapLayout HeapLayout::make(const BufferOptions& options, int num_ranks, int wid
   }
   layout.asked_bytes = options.heap_bytes + layout.low_latency.bytes;
   return layout;
-}
-
-LowLatencyReach LowLatencyReach::find(const BufferOptions& options, const NodeMembership& nodes) {
-  LowLatencyReach reach;
-  if (options.low_latency.bytes == 0) return reach;
-  reach.far = nodes.reached_by_rdma(options.low_latency.allow_nvlink);
-  reach.rails_always = options.low_latency.rails == LowLatencyRails::always;
-  reach.why_no_rails = deep_ep::why_no_rails(options, nodes, reach.far.empty());
-  if (*reach.why_no_rails == '\0') reach.rail_width = nodes.ranks_of_each_node();
-  return reach;
-}
-
-std::string LowLatencyReach::describe_rails() const {
-  if (rail_width == 0) return fmt::format("not by rails, {}", why_no_rails);
-  return fmt::format("by rails between nodes of {} ranks {}", rail_width, rails_always ? "always" : "where they pay");
 }
 
 int lanes_for(int far, bool keeps_to_path) {
@@ -118,7 +99,12 @@ BufferPlan BufferPlan::make(const BufferOptions& asked, const NodeMembership& no
   const int width = nodes.ranks_of_each_node();
   plan.grid = {nodes.rank, num_ranks, width == 0 ? num_ranks : width};
   layout = HeapLayout::make(options, num_ranks, plan.grid.width);
-  plan.reach = LowLatencyReach::find(options, nodes);
+  if (LowLatencyReach& reach = plan.reach; options.low_latency.bytes != 0) {
+    reach.far = nodes.reached_by_rdma(options.low_latency.allow_nvlink);
+    reach.rails_always = options.low_latency.rails == LowLatencyRails::always;
+    reach.why_no_rails = why_no_rails(options, nodes, reach.far.empty());
+    if (*reach.why_no_rails == '\0') reach.rail_width = width;
+  }
   // Memory from which NICs fetch rows, and, with rails, rows for relays to forward.
   if (!plan.reach.far.empty()) {
     layout.staging = LowLatencyStaging::make(layout.staging_at(), layout.low_latency,

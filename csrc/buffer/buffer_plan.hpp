@@ -5,7 +5,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "csrc/memory/node_membership.hpp"
@@ -47,11 +46,6 @@ struct LowLatencyReach {
   int rail_width = 0;             ///< ranks of a node, where calls may go by rails; else 0
   bool rails_always = false;      ///< wherever they may; else where they pay
   const char* why_no_rails = "";  ///< where they may not
-
-  /// Of a plan's options.
-  static LowLatencyReach find(const BufferOptions& options, const NodeMembership& nodes);
-  /// For the log: "by rails ..." or "not by rails, ...".
-  std::string describe_rails() const;
 };
 
 /// Lanes of low-latency calls of a rank that reaches `far` ranks by RDMA. A connection is one flow, which an Ethernet

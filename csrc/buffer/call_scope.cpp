@@ -80,20 +80,12 @@ std::vector<Tensor> CallScope::pool_tensors(std::span<const TensorView> wanted) 
   return lay_out(wanted, allocate_in_pool(context_.cache, bytes_together(wanted), graph_));
 }
 
-/// Memory is made for the stream that the call comes after.
-ResultTensors::Order CallScope::result_order() const {
-  const auto [stream, other] = after_caller_ ? std::pair(caller_stream_, stream_) : std::pair(stream_, caller_stream_);
-  // Without async_finish the caller's stream waits for the call.
-  if (stream == other || (after_caller_ && !async_finish_)) return {.stream = stream};
-  return {.stream = stream, .other = other};
-}
-
 namespace {
 
 /// Kernels write them as they were asked for.
-void check_made(const char* function, std::span<const TensorView> wanted, std::span<const Tensor> made) {
+void check_made(std::span<const TensorView> wanted, std::span<const Tensor> made) {
   if (made.size() != wanted.size()) {
-    fail<InvalidArgument>("ResultTensors::{} returned {} tensors, allowed: {}", function, made.size(), wanted.size());
+    fail<InvalidArgument>("ResultTensors::make returned {} tensors, allowed: {}", made.size(), wanted.size());
   }
   for (std::size_t i = 0; i < wanted.size(); ++i) {
     const TensorView& want = wanted[i];
@@ -105,25 +97,22 @@ void check_made(const char* function, std::span<const TensorView> wanted, std::s
       fits = came.size(dim) == want.size(dim) && (!steps || came.stride(dim) == want.stride(dim));
     }
     if (fits) continue;
-    const auto describe = [](const TensorView& view) {
-      return fmt::format("{} on {}{}", view.describe(), to_string(view.device),
-                         view.data == nullptr ? " without memory" : "");
-    };
-    TensorView placed = want;
-    placed.data = &placed;
-    fail<InvalidArgument>("tensor {} that ResultTensors::{} returned is {}, allowed: {}", i, function, describe(came),
-                          describe(placed));
+    fail<InvalidArgument>("tensor {} that ResultTensors::make returned is {} on {}{}, allowed: {} on {}", i,
+                          came.describe(), to_string(came.device), came.data == nullptr ? " without memory" : "",
+                          want.describe(), to_string(want.device));
   }
 }
 
 }  // namespace
 
 std::vector<Tensor> CallScope::of_framework(std::span<const TensorView> wanted, bool in_heap) const {
-  const ResultTensors::Order order = result_order();
-  std::vector<Tensor> made = in_heap ? context_.result_tensors->make_in_heap(wanted, order, context_.arena)
-                                     : context_.result_tensors->make(wanted, order);
+  // For the stream that the call comes after. Without async_finish the caller's stream waits for the call.
+  const auto [stream, other] = after_caller_ ? std::pair(caller_stream_, stream_) : std::pair(stream_, caller_stream_);
+  ResultTensors::Order order{.stream = stream};
+  if (stream != other && (!after_caller_ || async_finish_)) order.other = other;
+  std::vector<Tensor> made = context_.result_tensors->make(wanted, order, in_heap ? context_.arena : nullptr);
   if (in_heap && made.empty()) return made;
-  check_made(in_heap ? "make_in_heap" : "make", wanted, made);
+  check_made(wanted, made);
   const auto outside = [&](const Tensor& tensor) { return !context_.arena->contains(tensor.data()); };
   if (in_heap && std::ranges::any_of(made, outside)) return {};
   Executor& executor = *context_.executor;
@@ -132,26 +121,23 @@ std::vector<Tensor> CallScope::of_framework(std::span<const TensorView> wanted, 
   return made;
 }
 
-std::vector<Tensor> CallScope::results(Pieces wanted, bool in_heap, std::size_t of_handle) const {
-  if (in_heap && recording()) return {};  // as above
+bool CallScope::make_results(const WantedTensors& wanted, bool in_heap, std::size_t of_handle) const {
+  if (in_heap && recording()) return false;  // as above
+  const std::span<const TensorView> all = wanted.views();
   std::vector<Tensor> made;
-  const auto add = [&](std::span<const TensorView> piece) {
-    if (piece.empty()) return true;
+  if (context_.result_tensors != nullptr && !inside_) {
+    made = of_framework(all.first(all.size() - of_handle), in_heap);
+    if (made.empty()) return false;
+  }
+  while (made.size() != all.size()) {
+    const std::span<const TensorView> piece = wanted.piece_from(made.size());
     std::vector<Tensor> tensors = in_heap ? heap_tensors(piece) : pool_tensors(piece);
     if (tensors.empty()) return false;
     if (!inside_) hand_out(tensors.front());  // they share their memory
     std::ranges::move(tensors, std::back_inserter(made));
-    return true;
-  };
-  if (context_.result_tensors == nullptr || inside_) {
-    if (!std::ranges::all_of(wanted, add)) made.clear();
-    return made;
   }
-  std::vector<TensorView> all;
-  for (const std::vector<TensorView>& piece : wanted) all.insert(all.end(), piece.begin(), piece.end());
-  made = of_framework(std::span(all).first(all.size() - of_handle), in_heap);
-  add(std::span(all).last(of_handle));
-  return made;
+  wanted.place(std::move(made));
+  return true;
 }
 
 void CallScope::hand_out(const Tensor& tensor) const {

@@ -2,7 +2,9 @@
 // enqueued inside such a scope.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <span>
@@ -30,6 +32,63 @@ struct CallContext {
   void settle() const;
 };
 
+/// A type and a shape, without memory.
+inline TensorView unplaced(const Device& device, DType dtype, std::initializer_list<std::int64_t> shape) {
+  return TensorView::contiguous(nullptr, dtype, shape, device);
+}
+
+/// nullptr: the tensor is not given.
+template <class T, class View>
+auto memory_of(const std::optional<View>& tensor) {
+  return tensor ? tensor->template as<T>() : nullptr;
+}
+
+/// Tensors that a call wants. When they are made, each goes to its place, and its address to the parameters of a
+/// kernel.
+class WantedTensors {
+ public:
+  explicit WantedTensors(const Device& device) : device_(device) {}
+  /// `pointer`: a pointer that gets the address; nullptr: none does.
+  void add(Tensor& place, void* pointer, const TensorView& wanted) {
+    views_.at(count_) = wanted;
+    places_[count_++] = {&place, pointer, piece_};
+  }
+  void add(Tensor& place, void* pointer, DType dtype, std::initializer_list<std::int64_t> shape) {
+    add(place, pointer, unplaced(device_, dtype, shape));
+  }
+  /// Those that follow share no piece of the library's memory with those before.
+  void begin_piece() { ++piece_; }
+
+  std::span<const TensorView> views() const { return {views_.data(), count_}; }
+  /// From `begin` on, those of one piece.
+  std::span<const TensorView> piece_from(std::size_t begin) const {
+    std::size_t end = begin;
+    while (end < count_ && places_[end].piece == places_[begin].piece) ++end;
+    return views().subspan(begin, end - begin);
+  }
+  void place(std::vector<Tensor> made) const {
+    for (std::size_t i = 0; i < count_; ++i) {
+      void* const address = made[i].data();
+      if (places_[i].pointer != nullptr) std::memcpy(places_[i].pointer, &address, sizeof address);
+      *places_[i].tensor = std::move(made[i]);
+    }
+  }
+
+ private:
+  struct Place {
+    Tensor* tensor;
+    void* pointer;
+    int piece;
+  };
+  static constexpr std::size_t kMost = 8;
+
+  Device device_;
+  std::array<TensorView, kMost> views_;
+  std::array<Place, kMost> places_;
+  std::size_t count_ = 0;
+  int piece_ = 0;
+};
+
 /// A call that is under way; a context has one at a time. It ends with `finish`, or, if an exception comes first, with
 /// the scope: later calls, and CallContext::settle, come after whatever it has enqueued. While a graph is recorded, the
 /// caller's stream does, too.
@@ -55,17 +114,17 @@ class CallScope {
   std::vector<Tensor> pool_tensors(std::span<const TensorView> wanted) const;
   Tensor pool_tensor(const TensorView& wanted) const { return pool_tensors({&wanted, 1}).front(); }
 
-  /// Tensors that share a piece of the library's memory. What a call gets for all pieces stands in one row.
-  using Pieces = std::span<const std::vector<TensorView>>;
-  /// Tensors that the call returns, handed out: of the program's framework, which is asked once for all, or of the
-  /// library. With `in_heap` all are in the heap, where peers write them; or there are none. Else the last `of_handle`
-  /// are of the call's handle, which is the library's in any case.
-  std::vector<Tensor> results(Pieces wanted, bool in_heap = false, std::size_t of_handle = 0) const;
+  /// The same of a handle, or for the call alone.
+  void make_tables(const WantedTensors& wanted) const { wanted.place(pool_tensors(wanted.views())); }
+  /// Makes tensors that the call returns, handed out: of the program's framework, which is asked once for all, or of
+  /// the library. With `in_heap` all are in the heap, where peers write them; or none is made, and false returned. Else
+  /// the last `of_handle` are of the call's handle, which is the library's in any case.
+  bool make_results(const WantedTensors& wanted, bool in_heap = false, std::size_t of_handle = 0) const;
 
   /// Tensors that `work` makes do not leave the call, so they are made without the program's framework, and not handed
   /// out.
   template <class Work>
-  auto inside(const Work& work) {
+  auto inside(Work&& work) {
     inside_ = true;
     auto made = work();
     inside_ = false;
@@ -82,7 +141,6 @@ class CallScope {
   void abandon() noexcept;
 
  private:
-  ResultTensors::Order result_order() const;
   /// Results of the program's framework; with `in_heap` there, or none. The executor is then this call's again, and its
   /// stream comes behind what was enqueued for the memory of the tensors.
   std::vector<Tensor> of_framework(std::span<const TensorView> wanted, bool in_heap) const;
@@ -99,38 +157,6 @@ class CallScope {
   bool inside_ = false;
   bool always_event_;
   bool ended_ = false;
-};
-
-/// A type and a shape, without memory.
-inline TensorView unplaced(const Device& device, DType dtype, std::initializer_list<std::int64_t> shape) {
-  return TensorView::contiguous(nullptr, dtype, shape, device);
-}
-
-/// nullptr: the tensor is not given.
-template <class T, class View>
-auto memory_of(const std::optional<View>& tensor) {
-  return tensor ? tensor->template as<T>() : nullptr;
-}
-
-/// Tensors that a call wants, and where they go when they are made.
-class WantedTensors {
- public:
-  explicit WantedTensors(const Device& device, std::size_t pieces = 1) : device_(device), pieces_(pieces) {}
-  /// `piece`: that of the last one, or a later one.
-  void add(Tensor& place, DType dtype, std::initializer_list<std::int64_t> shape, std::size_t piece = 0) {
-    pieces_[piece].push_back(unplaced(device_, dtype, shape));
-    places_.push_back(&place);
-  }
-  CallScope::Pieces pieces() const { return pieces_; }
-  void place(std::vector<Tensor> made) const {
-    for (std::size_t i = 0; i < places_.size(); ++i) *places_[i] = std::move(made[i]);
-  }
-  void place_in_pool(const CallScope& scope) const { place(scope.pool_tensors(pieces_.front())); }
-
- private:
-  Device device_;
-  std::vector<std::vector<TensorView>> pieces_;
-  std::vector<Tensor*> places_;
 };
 
 }  // namespace deep_ep

@@ -20,14 +20,6 @@ std::string describe_dtypes(std::initializer_list<DType> dtypes) {
   return fmt::format("{}", fmt::join(dtypes | std::views::transform(name_of), " or "));
 }
 
-std::int64_t elements_of(const char* name, const ConstTensorView& tensor) {
-  try {
-    return tensor.elements();
-  } catch (const InvalidArgument&) {
-    fail<InvalidArgument>("{} is {}, which has too many elements", name, tensor.describe());
-  }
-}
-
 }  // namespace
 
 void check_strided_tensor(const char* name, const ConstTensorView& tensor, const Device& device,
@@ -42,7 +34,12 @@ void check_strided_tensor(const char* name, const ConstTensorView& tensor, const
       !std::equal(shape.begin(), shape.end(), tensor.shape.begin(), fits)) {
     fail<InvalidArgument>("{} is {}, its shape must be {}", name, tensor.describe(), describe_shape(shape));
   }
-  const std::int64_t elements = elements_of(name, tensor);
+  std::int64_t elements = 0;
+  try {
+    elements = tensor.elements();
+  } catch (const InvalidArgument&) {
+    fail<InvalidArgument>("{} is {}, which has too many elements", name, tensor.describe());
+  }
   if (tensor.device != device) {
     fail<InvalidArgument>("{} lies on {}, the buffer on {}", name, to_string(tensor.device), to_string(device));
   }
@@ -66,7 +63,7 @@ void check_range(const char* name, std::int64_t value, std::int64_t begin, std::
 }
 
 void check_row_bytes(const char* name, const ConstTensorView& tensor) {
-  const std::int64_t bytes = tensor.size(1) * static_cast<std::int64_t>(size_of(tensor.dtype));
+  const std::int64_t bytes = row_bytes(tensor);
   if (bytes <= 0 || bytes % 16 != 0 || bytes >= std::int64_t{1} << 31) {
     fail<InvalidArgument>("{} is {}: a row has {} bytes, allowed: a multiple of 16 below 2^31", name, tensor.describe(),
                           bytes);

@@ -7,6 +7,7 @@
 
 #include "deep_ep/error.hpp"
 #include "deep_ep/tensor.hpp"
+#include "kernels/normal/params.hpp"
 
 namespace deep_ep {
 
@@ -24,6 +25,9 @@ void check_strided_tensor(const char* name, const ConstTensorView& tensor, const
 /// begin <= value <= end.
 void check_range(const char* name, std::int64_t value, std::int64_t begin, std::int64_t end);
 
+inline std::int64_t row_bytes(const ConstTensorView& rows) {
+  return rows.size(1) * static_cast<std::int64_t>(size_of(rows.dtype));
+}
 /// A row's bytes can travel: a multiple of 16, not zero, below 2^31. Rows start at multiples of 16, too.
 void check_row_bytes(const char* name, const ConstTensorView& tensor);
 
@@ -44,6 +48,14 @@ auto checked_memory(const char* name, const std::optional<View>& tensor, const D
                     std::initializer_list<std::int64_t> shape) {
   if (tensor) check_tensor(name, *tensor, device, {dtype}, shape);
   return tensor ? tensor->template as<T>() : nullptr;
+}
+
+/// Numbers that must be equal on all ranks of a call, in so many bits that travel with it: ranks that disagree would
+/// misread each other.
+inline std::uint32_t shape_of(std::initializer_list<std::int64_t> numbers, int bits = 32) {
+  std::uint32_t shape = 1;
+  for (const std::int64_t number : numbers) shape = combine_shapes(shape, static_cast<std::uint32_t>(number));
+  return shape >> (32 - bits);
 }
 
 }  // namespace deep_ep

@@ -67,29 +67,24 @@ bool Faults::broken() const {
   return broken_ != nullptr || (written(fault) && breaks(fault));
 }
 
-void Faults::break_by_interruption() {
-  broken_ = std::make_exception_ptr(Interrupted(fmt::format(
-      "rank {}: a call was interrupted while it waited. The ranks no longer agree: destroy the buffer", rank_)));
-  end_waits();
-  std::rethrow_exception(broken_);
-}
-
 void Faults::set_abort_words(std::uint8_t bytes, StreamHandle stream) const {
   Executor& executor = *calls_.executor;
   for (std::uint64_t* abort : abort_words_) executor.fill(abort, bytes, sizeof *abort, stream);
   executor.synchronize(stream);
 }
 
-void Faults::end_waits() const {
-  Executor& executor = *calls_.executor;
-  if (executor.device().kind == Device::Kind::cpu) {
+void Faults::break_by_interruption() {
+  broken_ = std::make_exception_ptr(Interrupted(fmt::format(
+      "rank {}: a call was interrupted while it waited. The ranks no longer agree: destroy the buffer", rank_)));
+  if (calls_.executor->device().kind == Device::Kind::cpu) {
     for (std::uint64_t* abort : abort_words_) __atomic_store_n(abort, std::uint64_t{1}, __ATOMIC_RELEASE);
     const InterruptScope ends_anyway([] { return false; });
     calls_.settle();
-    return;
+  } else {
+    const OwnStream beside(*calls_.executor);  // the kernel that waits is on the call's
+    set_abort_words(1, beside.get());
   }
-  const OwnStream beside(executor);  // the kernel that waits is on the call's
-  set_abort_words(1, beside.get());
+  std::rethrow_exception(broken_);
 }
 
 std::optional<int> Faults::find_lost(int waited_for) const {

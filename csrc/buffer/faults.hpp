@@ -84,7 +84,6 @@ class Faults {
  private:
   [[noreturn]] void raise(FaultRecord& fault);
   [[noreturn]] void raise_timeout(const FaultRecord& fault);
-  void end_waits() const;
   void set_abort_words(std::uint8_t bytes, StreamHandle stream) const;
   /// Because of which other rank nothing comes of `waited_for`, which has been waited for in vain: the verdict, for
   /// which this waits a little.

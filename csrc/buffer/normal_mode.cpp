@@ -45,64 +45,55 @@ void check_layout(const DispatchArguments& arguments, const Runtime& runtime) {
   check_range("num_worst_tokens", arguments.num_worst_tokens, 0, INT32_MAX);
 }
 
-std::int64_t row_bytes(const ConstTensorView& rows) {
-  return rows.size(1) * static_cast<std::int64_t>(size_of(rows.dtype));
+/// OutOfMemory for rings without a row from each of so many ranks.
+void require_slots(const LocalRings& rings, int ranks, const NormalMode& mode) {
+  if (rings.slots != 0) return;
+  fail<OutOfMemory>(
+      "rows outside the heap of {} go through {} of {}, which does not hold a row of {} from each of {} ranks: raise "
+      "heap_bytes or window_bytes",
+      format_bytes(mode.runtime.heap()->bytes()), mode.rails() ? "a quarter of its window" : "its window",
+      format_bytes(mode.runtime.layout().window_bytes), format_bytes(rings.slot_bytes), ranks);
 }
 
-/// TransferParams::shape, of a kind of call and of what its rows are made of.
-std::uint32_t shape_of(std::initializer_list<std::uint32_t> numbers) {
-  std::uint32_t shape = 1;
-  for (const std::uint32_t number : numbers) shape = combine_shapes(shape, number);
-  return shape;
-}
-
-// Rings for rows of so many bytes, all included.
-
-/// OutOfMemory where the window is too small.
-Rings rings_for(std::size_t row_bytes, const NormalParams& common, const Runtime& runtime) {
-  const HeapLayout& layout = runtime.layout();
-  const std::size_t bytes = layout.window_bytes - LocalRings::bytes_of(layout.window_bytes);
-  const Rings rings = Rings::make(layout.window_at(), bytes, common.grid.others(), row_bytes);
-  if (rings.chunks != 0) return rings;
+/// Of a dispatch or combine of rows of so many bytes, all included: with rings, without roles of warps. OutOfMemory
+/// where the window is too small for those to other nodes.
+TransferParams transfer_params(std::size_t row_bytes, bool dispatches, const NormalMode& mode) {
+  const NormalParams& common = mode.common;
+  const HeapLayout& layout = mode.runtime.layout();
+  const bool rails = mode.rails();
+  const std::size_t local_bytes = rails ? LocalRings::bytes_of(layout.window_bytes) : layout.window_bytes;
+  const std::size_t local_begin = layout.window_at() + layout.window_bytes - local_bytes;
+  TransferParams params{};
+  params.common = common;
+  params.wait = mode.runtime.faults().wait_context();
+  params.local = dispatches
+                     ? LocalRings::make(local_begin, local_bytes, common.grid.width, common.num_ranks, row_bytes,
+                                        common.control.fetched_rows(), Wanted::dispatch_rows, Wanted::dispatch_credit)
+                     : LocalRings::make(local_begin, local_bytes, common.num_ranks, common.num_ranks, row_bytes,
+                                        common.control.pushed_rows(), Wanted::combine_rows, Wanted::combine_credit);
+  if (!rails) return params;
+  params.rings = Rings::make(layout.window_at(), layout.window_bytes - local_bytes, common.grid.others(), row_bytes);
+  if (params.rings.chunks != 0) return params;
   fail<OutOfMemory>(
       "the window of {} does not hold two rows of {} to and from each of the {} other nodes: raise heap_bytes or "
       "window_bytes",
       format_bytes(layout.window_bytes), format_bytes(row_bytes), common.grid.others());
 }
 
-LocalRings local_rings_for(std::size_t row_bytes, bool dispatches, const NormalParams& common, const Runtime& runtime) {
-  const HeapLayout& layout = runtime.layout();
-  const std::size_t bytes = common.peers != nullptr ? LocalRings::bytes_of(layout.window_bytes) : layout.window_bytes;
-  const std::size_t begin = layout.window_at() + layout.window_bytes - bytes;
-  const int ranks = common.num_ranks;
-  if (!dispatches) {
-    return LocalRings::make(begin, bytes, ranks, ranks, row_bytes, common.control.pushed_rows(), Wanted::combine_rows,
-                            Wanted::combine_credit);
-  }
-  return LocalRings::make(begin, bytes, common.grid.width, ranks, row_bytes, common.control.fetched_rows(),
-                          Wanted::dispatch_rows, Wanted::dispatch_credit);
-}
-
-/// OutOfMemory for rings without a row from each of so many ranks.
-void require_slots(const LocalRings& rings, int ranks, const NormalParams& common, const Runtime& runtime) {
-  if (rings.slots != 0) return;
-  fail<OutOfMemory>(
-      "rows outside the heap of {} go through {} of {}, which does not hold a row of {} from each of {} ranks: raise "
-      "heap_bytes or window_bytes",
-      format_bytes(runtime.heap()->bytes()), common.peers != nullptr ? "a quarter of its window" : "its window",
-      format_bytes(runtime.layout().window_bytes), format_bytes(rings.slot_bytes), ranks);
-}
-
-/// The window as a place for all rows at once, if it has room for them.
-std::optional<RowTargets> whole_window(std::byte* window, std::int64_t rows, const RowShape& shape,
-                                       const Runtime& runtime) {
-  Carver carver(window);
-  const RowTargets targets = RowTargets::carve(carver, shape, static_cast<std::size_t>(rows));
-  return carver.bytes() > runtime.layout().window_bytes ? std::nullopt : std::optional(targets);
+void set_handle(TransferParams& params, const DispatchHandle& handle, bool dispatches) {
+  params.destination_row = handle.destination_row.as<std::int32_t>();
+  params.rank_prefix_matrix = handle.rank_prefix_matrix.as<std::int32_t>();
+  params.num_tokens = static_cast<int>(handle.num_tokens());
+  if (params.common.peers == nullptr) return;
+  const auto* to = handle.node_counts.as<std::int32_t>();
+  const auto* from = to + params.common.grid.nodes();
+  params.counts = dispatches ? NodeCounts{to, from} : NodeCounts{from, to};  // rows go back to where they came from
+  params.node_row = handle.node_row.as<std::int32_t>();
+  params.relay_rows_room = handle.relay_rows.view().size(0);
 }
 
 /// Copies rows that have landed in the window to the results.
-void copy_received(const DispatchParams& sent, const RowTargets& to, const Runtime& runtime, StreamHandle stream) {
+void copy_received(const DispatchParams& sent, const RowTargets& to, const Runtime& runtime, const CallScope& scope) {
   const NormalParams& common = sent.transfer.common;
   const RowTargets& from = sent.output;
   const RowShape& shape = sent.rows;
@@ -127,7 +118,7 @@ void copy_received(const DispatchParams& sent, const RowTargets& to, const Runti
   params.kept[1] = words(to.topk_idx, from.topk_idx, shape.topk_idx_bytes());
   params.kept[2] = words(to.topk_weights, from.topk_weights, shape.topk_weight_bytes());
   const LaunchShape all = plan_spreading(params, runtime.executor()->policy());
-  runtime.executor()->kernels().spread_rows(params, all, stream);
+  runtime.launch(choices::spread_rows, params, all, scope);
 }
 
 /// The roles of a block's `warps` warps between nodes. `fewest_local`: of local warps; 0 if this rank's rows lie in the
@@ -207,13 +198,6 @@ void check_selections(const DispatchArguments& arguments, const Runtime& runtime
   }
 }
 
-void check_recording(const CallScope& scope, bool exact) {
-  if (!scope.recording() || !exact) return;
-  throw InvalidArgument(
-      "num_worst_tokens is 0, but the stream records a CUDA graph: the host cannot wait for sizes then (a cached "
-      "dispatch needs none)");
-}
-
 CallShape call_shape(const DispatchArguments& arguments, int num_experts) {
   const auto& scales = arguments.x_scales;
   const auto& selections = arguments.topk_idx;
@@ -232,10 +216,9 @@ SentRows sent_rows(const DispatchArguments& arguments, int num_local_experts) {
     params.rows.num_scales = static_cast<int>(scales->size(1));
     params.scales = {scales->as<std::uint32_t>(), scales->stride(0), scales->stride(1)};
   }
-  if (arguments.handle != nullptr) return params;
   params.num_local_experts = num_local_experts;
-  params.send_src_idx = true;
-  if (const auto& selections = arguments.topk_idx) {
+  params.send_src_idx = arguments.handle == nullptr;
+  if (const auto& selections = arguments.topk_idx; selections && num_local_experts != 0) {
     params.topk_idx = indices_of(*selections);
     params.topk_weights = memory_of<float>(arguments.topk_weights);
     params.rows.num_topk = static_cast<int>(selections->size(1));
@@ -245,37 +228,32 @@ SentRows sent_rows(const DispatchArguments& arguments, int num_local_experts) {
   return params;
 }
 
-bool make_room(const DispatchArguments& arguments, const SentRows& sent, DispatchResult& result,
-               const CallScope& scope) {
-  // The rows by themselves, as they are large and often dropped early; so is what a handle keeps, which lives long. The
-  // others share one piece of memory.
-  WantedTensors wanted(arguments.x.device, 3);
-  const std::int64_t rows = result.handle.num_recv_rows;
-  wanted.add(result.recv_x, arguments.x.dtype, {rows, arguments.x.size(1)});
-  if (const auto& scales = arguments.x_scales) {
-    wanted.add(result.recv_x_scales.emplace(), scales->dtype, {rows, scales->size(1)}, 1);
-  }
-  if (sent.rows.num_topk != 0) {
-    wanted.add(result.recv_topk_idx.emplace(), arguments.topk_idx->dtype, {rows, sent.rows.num_topk}, 1);
-    wanted.add(result.recv_topk_weights.emplace(), DType::float32, {rows, sent.rows.num_topk}, 1);
-  }
-  if (sent.send_src_idx) wanted.add(result.handle.recv_src_idx, DType::int32, {rows}, 2);
-  std::vector<Tensor> made = scope.results(wanted.pieces(), true);
-  const bool in_heap = !made.empty();
-  wanted.place(in_heap ? std::move(made) : scope.results(wanted.pieces()));
-  return in_heap;
-}
-
-CombineResult make_sums(const ConstTensorView& x, std::int64_t tokens, std::int64_t weights, const CallScope& scope) {
+CombineResult make_sums(const ConstTensorView& x, std::int64_t tokens, std::int64_t weights, void* sums_pointer,
+                        void* weights_pointer, const CallScope& scope) {
   CombineResult result;
-  WantedTensors wanted(x.device, 2);
-  wanted.add(result.combined_x, DType::bfloat16, {tokens, x.size(1)});
-  if (weights != 0) wanted.add(result.combined_topk_weights.emplace(), DType::float32, {tokens, weights}, 1);
-  wanted.place(scope.results(wanted.pieces()));
+  WantedTensors wanted(x.device);
+  wanted.add(result.combined_x, sums_pointer, DType::bfloat16, {tokens, x.size(1)});
+  wanted.begin_piece();
+  if (weights != 0) {
+    wanted.add(result.combined_topk_weights.emplace(), weights_pointer, DType::float32, {tokens, weights});
+  }
+  scope.make_results(wanted);
   return result;
 }
 
-void wait_for_counts(Runtime& runtime, const HostCounts& counts, CallScope& scope) {
+HostCounts* NormalMode::counts_for_host(bool exact, const CallScope& scope) const {
+  if (!exact) return nullptr;
+  if (scope.recording()) {
+    throw InvalidArgument(
+        "num_worst_tokens is 0, but the stream records a CUDA graph: the host cannot wait for sizes then (a cached "
+        "dispatch needs none)");
+  }
+  __atomic_store_n(&host_counts->epoch, 0, __ATOMIC_RELEASE);
+  return host_counts.get();
+}
+
+std::vector<int> NormalMode::wait_for_counts(int experts, CallScope& scope) const {
+  const HostCounts& counts = *host_counts;
   Faults& faults = runtime.faults();
   const double timeout_s = runtime.timeout_s();
   // The kernel has the real deadline, and says for which rank it waited. Ours is for a kernel that never started.
@@ -297,13 +275,15 @@ void wait_for_counts(Runtime& runtime, const HostCounts& counts, CallScope& scop
     }
   }
   // Notes wait for the next call: the counts are exchanged, and the peers expect our rows.
-  if (!faults.met()) return;
-  scope.abandon();  // so that raise waits for the kernel
-  faults.raise();
+  if (faults.met()) {
+    scope.abandon();  // so that raise waits for the kernel
+    faults.raise();
+  }
+  return {counts.tokens_per_expert, counts.tokens_per_expert + experts};
 }
 
 NormalMode& BufferCall::normal() const {
-  if (runtime_.only_low_latency()) {
+  if (runtime_.only_low_latency_) {
     fail<Unsupported>("Buffer::{} after ranks were replaced, allowed: low-latency calls", name_);
   }
   const NodeMembership& nodes = runtime_.nodes();
@@ -313,93 +293,68 @@ NormalMode& BufferCall::normal() const {
       runtime_.num_ranks(), nodes.num_nodes);
 }
 
-NormalMode::NormalMode(Runtime& runtime) : runtime_(runtime) {
-  common_.rank = runtime.rank();
-  common_.num_ranks = runtime.num_ranks();
-  common_.control = runtime.layout().control;
-  common_.grid = runtime.node_grid();
-  if (common_.grid.others() != 0) {
-    common_.window = runtime.layout().internode;
-    common_.lanes = runtime.options().internode.lanes;
-    common_.peers = runtime.connections(BufferPlan::kNormalMode).device_peers();
+NormalMode::NormalMode(Runtime& of_buffer) : runtime(of_buffer) {
+  common.rank = runtime.rank();
+  common.num_ranks = runtime.num_ranks();
+  common.control = runtime.layout().control;
+  common.grid = runtime.node_grid();
+  if (common.grid.others() != 0) {
+    common.window = runtime.layout().internode;
+    common.lanes = runtime.options().internode.lanes;
+    common.peers = runtime.connections(BufferPlan::kNormalMode).device_peers();
   }
   const auto ranks = static_cast<std::size_t>(runtime.num_ranks());
   const auto experts = static_cast<std::size_t>(runtime.options().max_local_experts);
-  host_counts_ = pinned_memory<HostCounts>(runtime.executor(), sizeof(HostCounts) + sizeof(std::int32_t) * experts);
+  host_counts = pinned_memory<HostCounts>(runtime.executor(), sizeof(HostCounts) + sizeof(std::int32_t) * experts);
   state_ = runtime.zeroed_memory<KernelState>();
   // Ranks, experts, and nodes, which are at most ranks.
   layout_work_ =
       runtime.zeroed_memory<LayoutWork>(sizeof(LayoutWork) + sizeof(std::int32_t) * (ranks + ranks * experts + ranks));
-  common_.heaps = runtime.heap()->device_peers();
-  common_.state = state_.get();
+  common.heaps = runtime.heap()->device_peers();
+  common.state = state_.get();
   if (!rails()) return;
-  rail_states_ = runtime.zeroed_memory<RailState>(static_cast<std::size_t>(common_.grid.others()) * sizeof(RailState));
-  common_.rails = rail_states_.get();
+  rail_states_ = runtime.zeroed_memory<RailState>(static_cast<std::size_t>(common.grid.others()) * sizeof(RailState));
+  common.rails = rail_states_.get();
 }
 
 std::string NormalMode::describe() const {
-  const bool one_node = runtime_.nodes().num_nodes == 1;
+  const bool one_node = runtime.nodes().num_nodes == 1;
   if (!one_node && !rails()) return "normal mode: not between nodes that are not all of equally many consecutive ranks";
-  const int lanes = runtime_.options().internode.lanes;
-  const std::string of_lanes = lanes <= 1 ? "" : fmt::format("{} lanes, ", lanes);
-  return fmt::format("normal mode: dispatch on {} SMs, combine on {}, of {}, where a call does not say{}{}{}",
-                     runtime_.sms(0, defaults::kDispatchSms), runtime_.sms(0, defaults::kCombineSms),
-                     runtime_.policy().multiprocessors,
-                     !one_node   ? ", between nodes by "
-                     : lanes > 1 ? ", without the "
-                                 : "",
-                     of_lanes,
-                     !one_node   ? runtime_.connections(BufferPlan::kNormalMode).describe()
-                     : lanes > 1 ? "as there is one node"
-                                 : "");
+  const int lanes = runtime.options().internode.lanes;
+  std::string way;
+  if (!one_node) way = ", between nodes by " + runtime.connections(BufferPlan::kNormalMode).describe();
+  if (lanes > 1) way += fmt::format(", {} lanes{}", lanes, one_node ? " of no use in one node" : "");
+  return fmt::format("normal mode: dispatch on {} SMs, combine on {}, of {}, where a call does not say{}",
+                     runtime.sms(0, defaults::kDispatchSms), runtime.sms(0, defaults::kCombineSms),
+                     runtime.policy().multiprocessors, way);
 }
 
-void NormalMode::check_handle(const DispatchHandle* handle) const {
+namespace {
+
+/// InvalidArgument for no handle, and for that of another kind of dispatch.
+void check_handle(const DispatchHandle* handle, const NormalMode& mode) {
+  const int ranks = mode.common.num_ranks, nodes = mode.common.grid.nodes();
   if (handle == nullptr || !handle->destination_row.defined()) {
     throw InvalidArgument("handle is missing or empty, allowed: that of the dispatch whose rows come back or go again");
   }
-  if (handle->destination_row.size(1) != common_.num_ranks) {
+  if (handle->destination_row.size(1) != ranks) {
     fail<InvalidArgument>("handle is of a buffer with {} ranks, this one has {}", handle->destination_row.size(1),
-                          common_.num_ranks);
+                          ranks);
   }
-  check_tensor("handle.rank_prefix_matrix", handle->rank_prefix_matrix.view(), runtime_.device(), {DType::int32},
-               {common_.num_ranks, common_.grid.width});
-  const int nodes = common_.grid.nodes();
-  if (rails() && !(handle->node_row.defined() && handle->node_counts.defined() && handle->relay_rows.defined() &&
-                   handle->node_row.size(1) == nodes)) {
+  check_tensor("handle.rank_prefix_matrix", handle->rank_prefix_matrix.view(), mode.runtime.device(), {DType::int32},
+               {ranks, mode.common.grid.width});
+  if (mode.rails() && !(handle->node_row.defined() && handle->node_counts.defined() && handle->relay_rows.defined() &&
+                        handle->node_row.size(1) == nodes)) {
     fail<InvalidArgument>("handle is not of a dispatch between {} nodes", nodes);
   }
 }
 
+}  // namespace
+
 void NormalMode::check_dispatched(const DispatchHandle* handle, std::int64_t tokens) const {
-  check_handle(handle);
+  check_handle(handle, *this);
   if (handle->num_tokens() == tokens) return;
   fail<InvalidArgument>("x has {} rows, the handle's dispatch had {}", tokens, handle->num_tokens());
-}
-
-void NormalMode::check_room(const RowShape& rows) const {
-  if (!rails()) return;  // only rows outside the heap need room
-  const std::size_t bytes = PackedRow::bytes(rows, common_.grid.width);
-  static_cast<void>(rings_for(bytes, common_, runtime_));
-  require_slots(local_rings_for(bytes, true, common_, runtime_), common_.grid.width, common_, runtime_);
-}
-
-TransferParams NormalMode::transfer_params(const DispatchHandle& handle, std::size_t row_bytes, bool dispatches) const {
-  TransferParams params{};
-  params.common = common_;
-  params.wait = runtime_.faults().wait_context();
-  params.local = local_rings_for(row_bytes, dispatches, common_, runtime_);
-  params.destination_row = handle.destination_row.as<std::int32_t>();
-  params.rank_prefix_matrix = handle.rank_prefix_matrix.as<std::int32_t>();
-  params.num_tokens = static_cast<int>(handle.num_tokens());
-  if (!rails()) return params;
-  params.rings = rings_for(row_bytes, common_, runtime_);
-  const auto* to = handle.node_counts.as<std::int32_t>();
-  const auto* from = to + common_.grid.nodes();
-  params.counts = dispatches ? NodeCounts{to, from} : NodeCounts{from, to};  // rows go back to where they came from
-  params.node_row = handle.node_row.as<std::int32_t>();
-  params.relay_rows_room = handle.relay_rows.view().size(0);
-  return params;
 }
 
 DispatchLayout Buffer::get_dispatch_layout(const ConstTensorView& topk_idx, int num_experts, const CallOptions& call) {
@@ -419,38 +374,100 @@ DispatchLayout Buffer::get_dispatch_layout(const ConstTensorView& topk_idx, int 
 }
 
 DispatchLayout NormalMode::count(const ConstTensorView& topk_idx, int num_experts, const CallScope& scope) const {
+  const LaunchPolicy& policy = runtime.policy();
   LayoutParams params{};
   params.topk_idx = indices_of(topk_idx);
   params.num_tokens = static_cast<int>(topk_idx.size(0));
   params.num_topk = static_cast<int>(topk_idx.size(1));
   params.num_experts = num_experts;
-  params.num_ranks = runtime_.num_ranks();
-  params.ranks_per_node = runtime_.nodes().ranks_of_each_node();
-  params.num_nodes = params.ranks_per_node == 0 ? 0 : runtime_.nodes().num_nodes;
+  params.num_ranks = runtime.num_ranks();
+  params.ranks_per_node = runtime.nodes().ranks_of_each_node();
+  params.num_nodes = params.ranks_per_node == 0 ? 0 : runtime.nodes().num_nodes;
   params.work = layout_work_.get();
 
   DispatchLayout layout;
-  WantedTensors wanted(runtime_.device());
-  wanted.add(layout.num_tokens_per_rank, DType::int32, {params.num_ranks});
-  wanted.add(layout.num_tokens_per_expert, DType::int32, {num_experts});
-  wanted.add(layout.is_token_in_rank, DType::boolean, {params.num_tokens, params.num_ranks});
-  if (params.num_nodes != 0) wanted.add(layout.num_tokens_per_node, DType::int32, {params.num_nodes});
-  wanted.place(scope.results(wanted.pieces()));
-  params.num_tokens_per_rank = layout.num_tokens_per_rank.as<std::int32_t>();
-  params.num_tokens_per_expert = layout.num_tokens_per_expert.as<std::int32_t>();
-  params.num_tokens_per_node = layout.num_tokens_per_node.as<std::int32_t>();
-  params.is_token_in_rank = layout.is_token_in_rank.as<std::uint8_t>();
-  const int threads = std::min(256, runtime_.policy().warps_per_block * 32);
+  WantedTensors wanted(runtime.device());
+  wanted.add(layout.num_tokens_per_rank, &params.num_tokens_per_rank, DType::int32, {params.num_ranks});
+  wanted.add(layout.num_tokens_per_expert, &params.num_tokens_per_expert, DType::int32, {num_experts});
+  wanted.add(layout.is_token_in_rank, &params.is_token_in_rank, DType::boolean, {params.num_tokens, params.num_ranks});
+  if (params.num_nodes != 0) {
+    wanted.add(layout.num_tokens_per_node, &params.num_tokens_per_node, DType::int32, {params.num_nodes});
+  }
+  scope.make_results(wanted);
+  const int threads = std::min(256, policy.warps_per_block * 32);
   const int blocks = (params.num_tokens * params.num_ranks - 1) / threads + 1;
-  const LaunchShape shape = {std::clamp(blocks, 1, runtime_.policy().multiprocessors), threads,
-                             static_cast<std::size_t>(params.counters()) * sizeof(std::int32_t)};
-  runtime_.executor()->kernels().layout(params, shape, scope.stream());
+  runtime.launch(choices::layout, params,
+                 {std::clamp(blocks, 1, policy.multiprocessors), threads,
+                  static_cast<std::size_t>(params.counters()) * sizeof(std::int32_t)},
+                 scope);
   return layout;
 }
 
+namespace {
+
+/// Of a dispatch without a handle: makes tables of the new handle, and enqueues the kernel that fills them.
+void exchange_counts(const DispatchArguments& arguments, DispatchHandle& handle, const NormalMode& mode,
+                     const CallScope& scope) {
+  const NormalParams& common = mode.common;
+  const std::int64_t tokens = arguments.x.size(0);
+  const int experts = num_experts(arguments), ranks = common.num_ranks, nodes = mode.rails() ? common.grid.nodes() : 0;
+  NotifyParams params{};
+  params.common = common;
+  params.wait = mode.runtime.faults().wait_context();
+  params.shape = call_shape(arguments, experts);
+  params.num_tokens = static_cast<int>(tokens);
+  params.num_local_experts = experts / ranks;
+  params.expert_alignment = arguments.expert_alignment;
+  params.is_token_in_rank = arguments.is_token_in_rank.as<std::uint8_t>();
+  params.num_tokens_per_expert = arguments.num_tokens_per_expert.as<std::int32_t>();
+  params.host_counts = mode.counts_for_host(arguments.num_worst_tokens == 0, scope);
+  WantedTensors tables(mode.runtime.device());
+  tables.add(handle.rank_prefix_matrix, &params.rank_prefix_matrix, DType::int32, {ranks, common.grid.width});
+  tables.add(handle.destination_row, &params.destination_row, DType::int32, {tokens, ranks});
+  if (nodes != 0) {
+    tables.add(handle.node_row, &params.node_row, DType::int32, {tokens, nodes});
+    tables.add(handle.node_counts, &params.node_counts, DType::int32, {2, nodes});
+  }
+  scope.make_tables(tables);
+  const auto kernel = mode.rails() ? choices::notify_internode : choices::notify;
+  const int warps = mode.runtime.warps(kernel.max_threads);
+  mode.runtime.launch(kernel, params,
+                      {std::min(ranks + nodes, mode.runtime.policy().multiprocessors), warps * 32,
+                       static_cast<std::size_t>(warps) * sizeof(std::int32_t)},
+                      scope);
+}
+
+/// Memory in `result` for the rows of its handle and what is beside them: in the heap, where that has room for all;
+/// else outside, see CallScope::make_results. With selections there are weights, wanted or not. Returns whether it is
+/// in the heap.
+bool make_room(const DispatchArguments& arguments, DispatchParams& params, DispatchResult& result,
+               const CallScope& scope) {
+  // The rows by themselves, as they are large and often dropped early; so is what a handle keeps, which lives long. The
+  // others share one piece of memory.
+  WantedTensors wanted(arguments.x.device);
+  RowTargets& rows = params.output;
+  const std::int64_t room = params.output_rows = result.handle.num_recv_rows, topk = params.rows.num_topk;
+  wanted.add(result.recv_x, &rows.x, arguments.x.dtype, {room, arguments.x.size(1)});
+  wanted.begin_piece();
+  if (const auto& scales = arguments.x_scales) {
+    wanted.add(result.recv_x_scales.emplace(), &rows.scales, scales->dtype, {room, scales->size(1)});
+  }
+  if (topk != 0) {
+    wanted.add(result.recv_topk_idx.emplace(), &rows.topk_idx, arguments.topk_idx->dtype, {room, topk});
+    wanted.add(result.recv_topk_weights.emplace(), &rows.topk_weights, DType::float32, {room, topk});
+  }
+  wanted.begin_piece();
+  if (params.send_src_idx) wanted.add(result.handle.recv_src_idx, &rows.src_idx, DType::int32, {room});
+  if (scope.make_results(wanted, true)) return true;
+  scope.make_results(wanted);
+  return false;
+}
+
+}  // namespace
+
 DispatchResult Buffer::dispatch(const DispatchArguments& arguments, const CallOptions& call) {
   const BufferCall in(runtime_, "dispatch");
-  NormalMode& mode = in.normal();
+  const NormalMode& mode = in.normal();
   check_sent_rows(arguments, *runtime_);
   if (arguments.handle != nullptr) {
     mode.check_dispatched(arguments.handle, arguments.x.size(0));
@@ -464,109 +481,61 @@ DispatchResult Buffer::dispatch(const DispatchArguments& arguments, const CallOp
   return result;
 }
 
-DispatchResult NormalMode::dispatch(const DispatchArguments& arguments, CallScope& scope) {
+DispatchResult NormalMode::dispatch(const DispatchArguments& arguments, CallScope& scope, int cached_experts) const {
   const bool fresh = arguments.handle == nullptr, exact = fresh && arguments.num_worst_tokens == 0;
-  const int experts = fresh ? num_experts(arguments) / common_.num_ranks : 0;
-  const SentRows rows = sent_rows(arguments, experts);
-  check_room(rows.rows);
-  check_recording(scope, exact);
+  const int experts = fresh ? num_experts(arguments) / common.num_ranks : cached_experts, width = common.grid.width;
+  DispatchParams params{};
+  static_cast<SentRows&>(params) = sent_rows(arguments, experts);
+  const RowShape& shape = params.rows;
+  TransferParams& transfer = params.transfer = transfer_params(PackedRow::bytes(shape, width), true, *this);
+  if (rails()) require_slots(transfer.local, width, *this);  // known before rows are counted
   DispatchResult result;
   DispatchHandle& handle = result.handle;
   if (!fresh) handle = *arguments.handle;
   bool in_heap = true;
   const auto make_room_for = [&](std::int64_t received, std::int64_t relayed) {
     handle.num_recv_rows = received;
-    in_heap = make_room(arguments, rows, result, scope);
+    in_heap = make_room(arguments, params, result, scope);
     if (!rails() || !fresh) return;
-    handle.relay_rows = scope.pool_tensor(unplaced(runtime_.device(), DType::int32, {relayed, common_.grid.width}));
+    handle.relay_rows = scope.pool_tensor(unplaced(runtime.device(), DType::int32, {relayed, width}));
   };
   // Memory for the worst case is made before the exchange: it may throw, and no peer counts on this rank yet.
   if (!exact) {
     const std::int64_t most = fresh ? arguments.num_worst_tokens : handle.num_recv_rows;
-    make_room_for(most, most * common_.grid.width);
+    make_room_for(most, most * width);
   }
-  if (fresh) exchange_counts(arguments, handle, scope);
+  if (fresh) exchange_counts(arguments, handle, *this, scope);
   if (exact) {
-    const HostCounts& counts = *host_counts_;
-    wait_for_counts(runtime_, counts, scope);
-    result.num_recv_tokens_per_expert.assign(counts.tokens_per_expert, counts.tokens_per_expert + experts);
-    make_room_for(counts.num_recv_tokens, counts.num_relay_rows);
+    result.num_recv_tokens_per_expert = wait_for_counts(experts, scope);
+    make_room_for(host_counts->num_recv_tokens, host_counts->num_relay_rows);
   }
-  send(rows, arguments.num_sms, result, in_heap, scope);
-  if (!arguments.topk_weights) result.recv_topk_weights.reset();
-  return result;
-}
 
-void NormalMode::exchange_counts(const DispatchArguments& arguments, DispatchHandle& handle, const CallScope& scope) {
-  const std::int64_t tokens = arguments.x.size(0);
-  const int experts = num_experts(arguments), ranks = common_.num_ranks, nodes = rails() ? common_.grid.nodes() : 0;
-  HostCounts& counts = *host_counts_;
-  __atomic_store_n(&counts.epoch, 0, __ATOMIC_RELEASE);
-  WantedTensors tables(runtime_.device());
-  tables.add(handle.rank_prefix_matrix, DType::int32, {ranks, common_.grid.width});
-  tables.add(handle.destination_row, DType::int32, {tokens, ranks});
-  if (nodes != 0) {
-    tables.add(handle.node_row, DType::int32, {tokens, nodes});
-    tables.add(handle.node_counts, DType::int32, {2, nodes});
-  }
-  tables.place_in_pool(scope);
-  NotifyParams params{};
-  params.common = common_;
-  params.wait = runtime_.faults().wait_context();
-  params.shape = call_shape(arguments, experts);
-  params.num_tokens = static_cast<int>(tokens);
-  params.num_local_experts = experts / ranks;
-  params.expert_alignment = arguments.expert_alignment;
-  params.is_token_in_rank = arguments.is_token_in_rank.as<std::uint8_t>();
-  params.num_tokens_per_expert = arguments.num_tokens_per_expert.as<std::int32_t>();
-  params.host_counts = arguments.num_worst_tokens == 0 ? &counts : nullptr;
-  params.destination_row = handle.destination_row.as<std::int32_t>();
-  params.rank_prefix_matrix = handle.rank_prefix_matrix.as<std::int32_t>();
-  params.node_row = handle.node_row.as<std::int32_t>();
-  params.node_counts = handle.node_counts.as<std::int32_t>();
-  const auto kernel = rails() ? choices::notify_internode : choices::notify;
-  const int warps = runtime_.warps(kernel.max_threads);
-  const LaunchShape shape{std::min(ranks + nodes, runtime_.policy().multiprocessors), warps * 32,
-                          static_cast<std::size_t>(warps) * sizeof(std::int32_t)};
-  (runtime_.executor()->kernels().*kernel.launcher)(params, shape, scope.stream());
-}
-
-void NormalMode::send(const SentRows& rows, int num_sms, const DispatchResult& result, bool in_heap,
-                      const CallScope& scope) const {
-  const DispatchHandle& handle = result.handle;
-  const RowTargets targets = {result.recv_x.as<std::byte>(), memory_of<std::uint32_t>(result.recv_x_scales),
-                              memory_of<std::byte>(result.recv_topk_idx), memory_of<float>(result.recv_topk_weights),
-                              rows.send_src_idx ? handle.recv_src_idx.as<std::int32_t>() : nullptr};
-  const RowShape& shape = rows.rows;
-  DispatchParams params{};
-  static_cast<SentRows&>(params) = rows;
-  params.transfer = transfer_params(handle, PackedRow::bytes(shape, common_.grid.width), true);
-  params.transfer.shape = shape_of(
-      {0, shape.row_bytes, static_cast<std::uint32_t>(shape.num_scales), static_cast<std::uint32_t>(shape.num_topk)});
-  params.output = targets;
-  params.output_rows = handle.num_recv_rows;
+  set_handle(transfer, handle, true);
+  transfer.shape = shape_of({0, shape.row_bytes, shape.num_scales, shape.num_topk});
   params.relay_rows = handle.relay_rows.as<std::int32_t>();
   // Peers write rows into place in the heap. Elsewhere they are copied from the window, if it holds all, or pass
   // through local rings in it.
-  const std::optional<RowTargets> landed =
-      in_heap || rails() ? std::nullopt : whole_window(runtime_.window(), handle.num_recv_rows, shape, runtime_);
-  if (landed) params.output = *landed;
-  const bool fetches = !in_heap && !landed;
-  if (fetches) require_slots(params.transfer.local, common_.grid.width, common_, runtime_);
-  TransferParams& transfer = params.transfer;
-  int blocks = runtime_.sms(num_sms, defaults::kDispatchSms);
+  const RowTargets places = params.output;
+  Carver window(runtime.window());
+  const RowTargets in_window = RowTargets::carve(window, shape, static_cast<std::size_t>(params.output_rows));
+  const bool lands = !in_heap && !rails() && window.bytes() <= runtime.layout().window_bytes;
+  const bool fetches = !in_heap && !lands;
+  if (lands) params.output = in_window;
+  if (fetches) require_slots(transfer.local, width, *this);
+  int blocks = runtime.sms(arguments.num_sms, defaults::kDispatchSms);
   const auto kernel = rails() ? choices::dispatch_and_notify_internode : choices::dispatch;
   if (rails()) {
-    plan_rail_warps(transfer, blocks, runtime_.warps(kernel.max_threads), fetches ? 1 : 0);
+    plan_rail_warps(transfer, blocks, runtime.warps(kernel.max_threads), fetches ? 1 : 0);
   } else {
-    blocks = plan_warps(params, blocks, runtime_, fetches);
+    blocks = plan_warps(params, blocks, runtime, fetches);
   }
   const std::size_t shared_bytes =
-      plan_stages(transfer.pipe, transfer.moving_warps(), shape.row_bytes, runtime_.policy().max_shared_bytes,
+      plan_stages(transfer.pipe, transfer.moving_warps(), shape.row_bytes, runtime.policy().max_shared_bytes,
                   [&] { return DispatchShared(Carver::without_memory(), transfer, blocks).bytes; });
-  (runtime_.executor()->kernels().*kernel.launcher)(params, {blocks, transfer.warps() * 32, shared_bytes},
-                                                    scope.stream());
-  if (landed) copy_received(params, targets, runtime_, scope.stream());
+  runtime.launch(kernel, params, {blocks, transfer.warps() * 32, shared_bytes}, scope);
+  if (lands) copy_received(params, places, runtime, scope);
+  if (!arguments.topk_weights) result.recv_topk_weights.reset();
+  return result;
 }
 
 void NormalMode::hand_out(const DispatchHandle& handle, const CallScope& scope) {
@@ -578,59 +547,47 @@ void NormalMode::hand_out(const DispatchHandle& handle, const CallScope& scope) 
 
 CombineResult Buffer::combine(const CombineArguments& arguments, const CallOptions& call) {
   const BufferCall in(runtime_, "combine");
-  NormalMode& mode = in.normal();
-  mode.check_combine(arguments);
-  CallScope scope = in->begin(call);
-  CombineResult result = mode.combine(arguments, scope);
-  result.event = scope.finish();
-  return result;
-}
-
-void NormalMode::check_combine(const CombineArguments& arguments) const {
-  check_handle(arguments.handle);
+  const NormalMode& mode = in.normal();
+  check_handle(arguments.handle, mode);
   const DispatchHandle& handle = *arguments.handle;
   const ConstTensorView& x = arguments.x;
   const auto& weights = arguments.topk_weights;
-  check_tensor("x", x, runtime_.device(), {DType::bfloat16}, {handle.num_recv_rows, kAnySize});
+  check_tensor("x", x, in->device(), {DType::bfloat16}, {handle.num_recv_rows, kAnySize});
   check_row_bytes("x", x);
   if (weights) {
-    check_tensor("topk_weights", *weights, runtime_.device(), {DType::float32}, {handle.num_recv_rows, kAnySize});
+    check_tensor("topk_weights", *weights, in->device(), {DType::float32}, {handle.num_recv_rows, kAnySize});
     check_range("width of topk_weights", weights->size(1), 1, kMaxTopk);
   }
-  check_biases(arguments, handle.num_tokens(), runtime_);
+  check_biases(arguments, handle.num_tokens(), *runtime_);
   check_sms(arguments.num_sms);
-}
 
-CombineResult NormalMode::combine(const CombineArguments& arguments, CallScope& scope) {
-  const DispatchHandle& handle = *arguments.handle;
-  const ConstTensorView& x = arguments.x;
-  const auto& weights = arguments.topk_weights;
+  CallScope scope = in->begin(call);
   CombineParams params{};
   params.row_bytes = static_cast<std::uint32_t>(x.size(1) * 2);
   params.num_topk = weights ? static_cast<int>(weights->size(1)) : 0;
   params.transfer =
-      transfer_params(handle, params.row_bytes + static_cast<std::size_t>(params.num_topk) * sizeof(float), false);
-  params.transfer.shape = shape_of({1, params.row_bytes, static_cast<std::uint32_t>(params.num_topk)});
+      transfer_params(params.row_bytes + static_cast<std::size_t>(params.num_topk) * sizeof(float), false, mode);
+  set_handle(params.transfer, handle, false);
+  params.transfer.shape = shape_of({1, params.row_bytes, params.num_topk});
   set_biases(params, arguments);
   params.num_rows = static_cast<std::int32_t>(handle.num_recv_rows);
   params.relay_rows = handle.relay_rows.as<std::int32_t>();
-  CombineResult result = make_sums(x, handle.num_tokens(), params.num_topk, scope);
-  params.combined_x = result.combined_x.as<std::byte>();
-  params.combined_weights = memory_of<float>(result.combined_topk_weights);
+  CombineResult result =
+      make_sums(x, handle.num_tokens(), params.num_topk, &params.combined_x, &params.combined_weights, scope);
   std::vector<Tensor> copies;  // until the call is enqueued: their memory is reused behind it
   bool pushes = false;
   if (x.size(0) == 0) {
     // A rank that received nothing has nothing to read; frameworks give its empty tensors no address.
-    params.x = runtime_.heap()->local();
+    params.x = in->heap()->local();
   } else {
     // Ranks of the node read the rows in the heap. Between nodes they are copied there, if it has room; else pushed.
     const auto readable = [&](const ConstTensorView& tensor) {
-      if (pushes || runtime_.in_heap(tensor)) return tensor.data;
-      if (rails()) {
-        const TensorView wanted = unplaced(runtime_.device(), tensor.dtype, {tensor.size(0), tensor.size(1)});
+      if (pushes || in->in_heap(tensor)) return tensor.data;
+      if (mode.rails()) {
+        const TensorView wanted = unplaced(in->device(), tensor.dtype, {tensor.size(0), tensor.size(1)});
         if (const auto made = scope.heap_tensors({&wanted, 1}); !made.empty()) {
           void* copy = copies.emplace_back(made.front()).data();
-          runtime_.executor()->copy(copy, tensor.data, tensor.bytes(), scope.stream());
+          in->executor()->copy(copy, tensor.data, tensor.bytes(), scope.stream());
           return static_cast<const void*>(copy);
         }
       }
@@ -641,36 +598,34 @@ CombineResult NormalMode::combine(const CombineArguments& arguments, CallScope& 
     if (weights) params.topk_weights = static_cast<const float*>(readable(*weights));
   }
   // In one node also where this rank does not push: its peers may.
-  if (pushes || !rails()) require_slots(params.transfer.local, common_.num_ranks, common_, runtime_);
+  if (pushes || !mode.rails()) require_slots(params.transfer.local, in->num_ranks(), mode);
   TransferParams& transfer = params.transfer;
-  const int blocks = runtime_.sms(arguments.num_sms, defaults::kCombineSms);
-  const auto kernel = rails() ? choices::combine_and_notify_internode : choices::combine;
-  if (rails()) {
-    plan_rail_warps(transfer, blocks, runtime_.warps(kernel.max_threads), pushes ? 2 : 0);
+  const int blocks = in->sms(arguments.num_sms, defaults::kCombineSms);
+  const auto kernel = mode.rails() ? choices::combine_and_notify_internode : choices::combine;
+  if (mode.rails()) {
+    plan_rail_warps(transfer, blocks, in->warps(kernel.max_threads), pushes ? 2 : 0);
     params.parts_per_token = 1;
     params.pushing_blocks = INT32_MAX;
   } else {
-    plan_warps(params, blocks, runtime_, pushes);
+    plan_warps(params, blocks, *runtime_, pushes);
   }
   const auto shared_bytes = [&] { return CombineShared(Carver::without_memory(), transfer, blocks).bytes; };
   if (transfer.local_warps != 0) {  // warps that add work in registers
-    plan_stages(transfer.pipe, transfer.pushing_warps(), params.row_bytes, runtime_.policy().max_shared_bytes,
-                shared_bytes);
+    plan_stages(transfer.pipe, transfer.pushing_warps(), params.row_bytes, in->policy().max_shared_bytes, shared_bytes);
   }
-  (runtime_.executor()->kernels().*kernel.launcher)(params, {blocks, transfer.warps() * 32, shared_bytes()},
-                                                    scope.stream());
+  in->launch(kernel, params, {blocks, transfer.warps() * 32, shared_bytes()}, scope);
+  result.event = scope.finish();
   return result;
 }
 
 EventHandle Buffer::barrier(const CallOptions& call) {
   const BufferCall in(runtime_, "barrier");
-  NormalMode& mode = in.normal();
-  Backend& executor = *in->executor();
+  const NormalMode& mode = in.normal();
   CallScope scope = in->begin(call);
   if (!mode.rails()) {
     const int most = std::min(in->policy().warps_per_block * 32, kernels::barrier::kMaxThreads);
     const int threads = std::min((in->num_ranks() + 31) / 32 * 32, most);
-    executor.kernels().barrier({mode.common_, in->faults().wait_context()}, {1, threads}, scope.stream());
+    in->launch(choices::barrier, {mode.common, in->faults().wait_context()}, {1, threads}, scope);
     return scope.finish();
   }
   // Counts of all ranks are exchanged, though there are none.
@@ -679,7 +634,7 @@ EventHandle Buffer::barrier(const CallOptions& call) {
   nothing.num_tokens_per_expert = unplaced(in->device(), DType::int32, {0});
   nothing.num_worst_tokens = 1;  // the host waits for no counts
   DispatchHandle tables;
-  mode.exchange_counts(nothing, tables, scope);
+  exchange_counts(nothing, tables, mode, scope);
   return scope.finish();
 }
 

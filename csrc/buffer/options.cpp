@@ -86,17 +86,6 @@ double longest_timeout(std::span<const Facts> all, int rank) {
   return longest;
 }
 
-void check_same_options(const BufferOptions& options, std::span<const Facts> all, int own) {
-  const auto mine = numbers_of(options);
-  for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    for (std::size_t i = 0; i < mine.size(); ++i) {
-      if (all[rank].options[i] == mine[i].value) continue;
-      fail<RankMismatch>("Buffer: {} is {} on rank {} but {} on rank {}; it must be equal on all ranks", mine[i].name,
-                         mine[i].value, own, all[rank].options[i], rank);
-    }
-  }
-}
-
 }  // namespace
 
 int most_internode_lanes(const InternodeOptions& options) {
@@ -151,7 +140,13 @@ AgreedOptions agree_on_options(Bootstrap& bootstrap, const BufferOptions& option
   Facts facts{.timeout_s = timeout_in_effect(options.timeout_s), .device = device, .process = this_process()};
   std::ranges::transform(numbers_of(mine), facts.options.begin(), &Number::value);
   const std::vector<Facts> all = all_gather_values(bootstrap, facts);
-  check_same_options(mine, all, bootstrap.rank());
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    for (std::size_t i = 0; i < facts.options.size(); ++i) {
+      if (all[rank].options[i] == facts.options[i]) continue;
+      fail<RankMismatch>("Buffer: {} is {} on rank {} but {} on rank {}; it must be equal on all ranks",
+                         numbers_of(mine)[i].name, facts.options[i], bootstrap.rank(), all[rank].options[i], rank);
+    }
+  }
   mine.timeout_s = mine.low_latency.masking ? longest_timeout(all, bootstrap.rank()) : facts.timeout_s;
   for (const Facts& rank : all) {
     agreed.devices.push_back(rank.device);

@@ -20,11 +20,6 @@
 namespace deep_ep {
 namespace {
 
-/// The executor, which keeps its `stream` as long as anything that recorded work there: tensors may outlive the buffer.
-std::shared_ptr<Backend> with_stream(const std::shared_ptr<Backend>& executor, StreamHandle stream) {
-  return {executor.get(), [executor, stream](Backend*) { executor->destroy_stream(stream); }};
-}
-
 void check_shared_memory(const Executor& executor) {
   constexpr std::size_t kLeast = std::size_t{16} << 10;
   const std::size_t bytes = executor.policy().max_shared_bytes;
@@ -69,8 +64,25 @@ void Runtime::make(const std::shared_ptr<Backend>& backend, const BufferOptions&
   policy_ = share_device(backend->policy(), identity, agreed.devices);
 
   comm_stream_ = options().comm_stream;
-  executor_ = comm_stream_ != nullptr ? backend : with_stream(backend, comm_stream_ = backend->create_stream());
-  join_control_plane();
+  executor_ = backend;
+  if (comm_stream_ == nullptr) {
+    comm_stream_ = backend->create_stream();
+    // The stream stays as long as anything that recorded work there: tensors may outlive the buffer.
+    executor_ = {backend.get(), [backend, stream = comm_stream_](Backend*) { backend->destroy_stream(stream); }};
+  }
+  control_words_ = pinned_memory<ControlWords>(executor_);
+  ControlWords& words = *control_words_;
+  membership_ = control::Membership::join(
+      control::Plane::of_process(), *bootstrap_,
+      {.changes = &words.changes,
+       .ended = &words.ended,
+       .lost = words.lost,
+       .beats = words.beats,
+       .waits = words.waits,
+       .wanted = words.wanted,
+       .failed = words.failed},
+      {.timeout_s = timeout_s(), .masks = options().low_latency.masking, .by_tcp = !of_one_network(processes_)});
+  if (membership_ != nullptr) end_waits_for_the_gone();
 
   for (const int nodes : {1, 2}) {  // throws for wrong options before memory is made
     HeapLayout::make(with_memory_for(nodes, agreed.options), num_ranks(), num_ranks());
@@ -112,23 +124,6 @@ Runtime::~Runtime() {
   bootstrap_->leave();
 }
 
-void Runtime::join_control_plane() {
-  control_words_ = pinned_memory<ControlWords>(executor_);
-  ControlWords& words = *control_words_;
-  membership_ = control::Membership::join(
-      control::Plane::of_process(), *bootstrap_,
-      {.changes = &words.changes,
-       .ended = &words.ended,
-       .lost = words.lost,
-       .beats = words.beats,
-       .waits = words.waits,
-       .wanted = words.wanted,
-       .failed = words.failed},
-      {.timeout_s = timeout_s(), .masks = options().low_latency.masking, .by_tcp = !of_one_network(processes_)});
-  if (membership_ == nullptr) return;
-  end_waits_for_the_gone();
-}
-
 void Runtime::end_waits_for_the_gone() const {
   bootstrap_->end_waits_by([this] {
     const std::vector<int> gone = membership_->gone();
@@ -144,28 +139,23 @@ bool Runtime::in_heap(const ConstTensorView& tensor) const {
          static_cast<const std::byte*>(tensor.data) >= window() + layout().window_bytes;
 }
 
-std::string Runtime::describe_heap() const {
-  const HeapLayout& layout = this->layout();
-  const SymmetricHeap& heap = *heap_;
-  std::string text = fmt::format("heap of {}", format_bytes(heap.bytes()));
-  if (device().kind == Device::Kind::cuda) text += fmt::format(", shared by {}", name_of(heap.kind()));
-  text += fmt::format(": signals {}", format_bytes(layout.control.bytes()));
-  if (layout.low_latency.bytes != 0) text += fmt::format(", low latency {}", format_bytes(layout.low_latency.bytes));
-  if (layout.staging.bytes != 0) text += fmt::format(", for NICs to read {}", format_bytes(layout.staging.bytes));
-  return text + fmt::format(", window {}, received tensors {}", format_bytes(layout.window_bytes),
-                            format_bytes(heap.bytes() - layout.arena_at()));
-}
-
 std::string Runtime::describe() const {
   std::vector<int> of_node;
   for (int rank = 0; rank < num_ranks(); ++rank) {
     if (nodes_.same_node(rank)) of_node.push_back(rank);
   }
-  return fmt::format("rank {} of {} on {}, node {} of {}: {}\n{}\n{}\n{}\ntime-out: {}\n", rank(), num_ranks(),
-                     to_string(device()), nodes_.node[static_cast<std::size_t>(rank())], nodes_.num_nodes,
-                     format_ranks(of_node), describe_heap(), normal_mode->describe(),
-                     low_latency ? low_latency->describe() : "low latency: no memory",
-                     timeout_s() == 0 ? "none" : fmt::format("{} s", timeout_s()));
+  const HeapLayout& layout = this->layout();
+  std::string heap = fmt::format("heap of {}", format_bytes(heap_->bytes()));
+  if (on_gpu()) heap += fmt::format(", shared by {}", name_of(heap_->kind()));
+  heap += fmt::format(": signals {}", format_bytes(layout.control.bytes()));
+  if (layout.low_latency.bytes != 0) heap += fmt::format(", low latency {}", format_bytes(layout.low_latency.bytes));
+  if (layout.staging.bytes != 0) heap += fmt::format(", for NICs to read {}", format_bytes(layout.staging.bytes));
+  return fmt::format(
+      "rank {} of {} on {}, node {} of {}: {}\n{}, window {}, received tensors {}\n{}\n{}\ntime-out: {}\n", rank(),
+      num_ranks(), to_string(device()), nodes_.node[static_cast<std::size_t>(rank())], nodes_.num_nodes,
+      format_ranks(of_node), heap, format_bytes(layout.window_bytes), format_bytes(heap_->bytes() - layout.arena_at()),
+      normal_mode->describe(), low_latency ? low_latency->describe() : "low latency: no memory",
+      timeout_s() == 0 ? "none" : fmt::format("{} s", timeout_s()));
 }
 
 std::string Runtime::describe_health() const {
@@ -209,8 +199,13 @@ void Runtime::destroy_collectively() {
   // its peers would wait for it. The others go on without a rank that they have masked. It does not wait for them; nor
   // they for it.
   if (faults_->broken() || faults_->given_up()) return;
-  if (options().low_latency.masking) return end_with_masks();
   drain();
+  if (options().low_latency.masking) {
+    // What this rank has posted has arrived before the others hear that it is here, and free their memory. Those that
+    // are lost never come, so ranks meet in the control plane: it knows who is. Then each ends alone.
+    membership_->meet(2 * timeout_s());
+    return low_latency->log_masks();
+  }
   bootstrap_->begin(Purpose::destroying);
   try {
     bootstrap_->barrier();  // nobody writes to a peer any more
@@ -324,14 +319,6 @@ void Runtime::replace(const std::shared_ptr<BufferExchanges>& exchanges, std::sp
   processes_ = agreed.processes;  // only now: after a failure the same processes may come again
   only_low_latency_ = true;
   end_waits_for_the_gone();
-}
-
-void Runtime::end_with_masks() {
-  // What this rank has posted has arrived before the others hear that it is here, and free their memory.
-  drain();
-  // Those that are lost never come, so ranks meet in the control plane: it knows who is. Then each ends alone.
-  membership_->meet(2 * timeout_s());
-  low_latency->log_masks();
 }
 
 }  // namespace deep_ep

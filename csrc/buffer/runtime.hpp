@@ -76,6 +76,11 @@ class Runtime {
     faults_->raise();
     return CallScope(*calls_, call);
   }
+  template <class Params>
+  void launch(const KernelChoice<Params>& kernel, const std::type_identity_t<Params>& params, const LaunchShape& shape,
+              const CallScope& scope) const {
+    (executor_->kernels().*kernel.launcher)(params, shape, scope.stream());
+  }
   Faults& faults() { return *faults_; }
   /// Of the control plane; null where it is off.
   control::Membership* membership() const { return membership_.get(); }
@@ -100,8 +105,6 @@ class Runtime {
   void suspend();
   void resume();
   void replace_ranks(const std::shared_ptr<Bootstrap>& group, std::span<const int> ranks);
-  /// Some ranks have no count of the other calls of this buffer.
-  bool only_low_latency() const { return only_low_latency_; }
 
   const HomeProcess home;
   std::unique_ptr<NormalMode> normal_mode;
@@ -111,17 +114,14 @@ class Runtime {
   friend class BufferCall;
 
   void make(const std::shared_ptr<Backend>& backend, const BufferOptions& asked);
-  void join_control_plane();
   void end_waits_for_the_gone() const;
   std::vector<bool> check_replaced(const Bootstrap& group, std::span<const int> ranks) const;
   void replace(const std::shared_ptr<BufferExchanges>& exchanges, std::span<const int> ranks);
   void check_newcomers(const AgreedOptions& agreed, const std::vector<bool>& is_new) const;
-  std::string describe_heap() const;
   /// For a rank that waits in vain: what has become of all that was posted to NICs. Empty where there is none.
   std::string describe_health() const;
   /// What this rank has posted has reached its peers.
   void drain() noexcept;
-  void end_with_masks();
   /// The host waits for this rank's work, which may have failed.
   void settle_last_work() noexcept;
 
@@ -139,7 +139,7 @@ class Runtime {
   std::optional<CallContext> calls_;
   std::vector<std::unique_ptr<rdma::Connections>> connections_;  ///< none, or as BufferPlan::connections()
   std::optional<Faults> faults_;
-  bool only_low_latency_ = false;
+  bool only_low_latency_ = false;            ///< some ranks have no count of the other calls of this buffer
   std::atomic<const char*> call_ = nullptr;  ///< of the thread that is in one; nullptr: none is
   std::atomic<std::thread::id> calling_thread_ = std::thread::id();
   bool suspended_ = false;  ///< of the thread that is in a call

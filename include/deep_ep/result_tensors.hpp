@@ -43,11 +43,10 @@ class ResultTensors {
   virtual ~ResultTensors() = default;
   /// One tensor for each of `wanted`, of its dtype, shape, strides (without gaps) and device, for `order`. Tensors
   /// without elements have an address, too. The thread that makes a call calls it. Throws OutOfMemory.
-  virtual std::vector<Tensor> make(std::span<const TensorView> wanted, const Order& order) = 0;
-  /// The same in pieces of `heap`, where peers write rows straight into place; never while `order.stream` is being
-  /// recorded. Returns nothing if there is no room. The library ignores tensors that are elsewhere.
-  virtual std::vector<Tensor> make_in_heap(std::span<const TensorView> wanted, const Order& order,
-                                           const std::shared_ptr<HeapPieces>& heap) = 0;
+  /// @param heap given: in pieces of it, where peers write rows straight into place; never while `order.stream` is
+  /// being recorded. Returns nothing if there is no room. The library ignores tensors that are elsewhere.
+  virtual std::vector<Tensor> make(std::span<const TensorView> wanted, const Order& order,
+                                   const std::shared_ptr<HeapPieces>& heap) = 0;
 };
 
 }  // namespace deep_ep

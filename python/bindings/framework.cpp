@@ -447,17 +447,28 @@ class FrameworkResults final : public ResultTensors {
  public:
   explicit FrameworkResults(py::object helper) : helper_(keep(std::move(helper))) {}
 
-  std::vector<Tensor> make(std::span<const TensorView> wanted, const Order& order) override {
+  std::vector<Tensor> make(std::span<const TensorView> wanted, const Order& order,
+                           const std::shared_ptr<HeapPieces>& heap) override {
     const py::gil_scoped_acquire gil;
     if (wanted.empty()) return {};
+    const py::handle helper(helper_.get());
     // PyTorch's memory on the CPU knows no streams.
-    const bool cpu = wanted[0].device.kind == Device::Kind::cpu;
-    const bool on_current = cpu || current_stream(wanted[0].device) == order.stream;
+    const bool gpu = wanted[0].device.kind == Device::Kind::cuda, by_other = gpu && order.other;
+    const bool on_other = gpu && current_stream(wanted[0].device) != order.stream;
+    if (heap) {
+      if (!helper.attr("in_heap").cast<bool>()) return {};
+      const SetWithin segments(current_heap, heap);
+      const py::object tensors = helper.attr("make_in_heap")(
+          describe(wanted), reinterpret_cast<std::uintptr_t>(order.stream), on_other, by_other, heap->largest_free());
+      if (tensors.is_none()) return {};
+      std::vector<Tensor> made = tensors_over(tensors, wanted);
+      // PyTorch takes them from elsewhere where its allocator is set to do so.
+      const auto inside = [&](const Tensor& tensor) { return heap->contains(tensor.data()); };
+      helper.attr("placed")(std::ranges::all_of(made, inside));
+      return made;
+    }
     try {
-      if (!cpu && (!on_current || order.other)) {
-        return tensors_over(
-            py::handle(helper_.get()).attr("make")(describe(wanted), !on_current, order.other.has_value()), wanted);
-      }
+      if (on_other || by_other) return tensors_over(helper.attr("make")(describe(wanted), on_other, by_other), wanted);
       std::vector<Tensor> made;
       made.reserve(wanted.size());
       for (const TensorView& view : wanted) made.push_back(tensor_over(empty(view), view));
@@ -468,25 +479,6 @@ class FrameworkResults final : public ResultTensors {
       throw OutOfMemory(
           fmt::format("PyTorch has no memory for the results of a call: {}", text.substr(0, text.find('\n'))));
     }
-  }
-
-  std::vector<Tensor> make_in_heap(std::span<const TensorView> wanted, const Order& order,
-                                   const std::shared_ptr<HeapPieces>& heap) override {
-    const py::gil_scoped_acquire gil;
-    const py::handle helper(helper_.get());
-    if (wanted.empty() || !helper.attr("in_heap").cast<bool>()) return {};
-    const bool gpu = wanted[0].device.kind == Device::Kind::cuda;  // only tests make others
-    const bool on_other = gpu && current_stream(wanted[0].device) != order.stream;
-    const SetWithin segments(current_heap, heap);
-    const py::object tensors =
-        helper.attr("make_in_heap")(describe(wanted), reinterpret_cast<std::uintptr_t>(order.stream), on_other,
-                                    gpu && order.other.has_value(), heap->largest_free());
-    if (tensors.is_none()) return {};
-    std::vector<Tensor> made = tensors_over(tensors, wanted);
-    // PyTorch takes them from elsewhere where its allocator is set to do so.
-    const bool inside = std::ranges::all_of(made, [&](const Tensor& tensor) { return heap->contains(tensor.data()); });
-    helper.attr("placed")(inside);
-    return made;
   }
 
  private:

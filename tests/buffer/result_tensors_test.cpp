@@ -29,29 +29,22 @@ class FakeFramework final : public ResultTensors {
     std::vector<std::byte> memory;
   };
 
-  std::vector<Tensor> make(std::span<const TensorView> wanted, const Order& order) override {
+  std::vector<Tensor> make(std::span<const TensorView> wanted, const Order& order,
+                           const std::shared_ptr<HeapPieces>& heap) override {
     orders.push_back(order);
+    if (heap != nullptr) {
+      ++asked_for_heap;
+      pieces = heap;
+    }
     if (enqueues != nullptr) enqueues->record_event(order.stream);
     std::vector<Tensor> made;
     for (TensorView view : wanted) {
-      const auto owner = std::make_shared<Owned>(view.bytes());
-      view.data = owner->memory.data();
+      const bool inside = heap != nullptr && !elsewhere;
+      const auto owner = std::make_shared<Owned>(inside ? 0 : view.bytes());
+      view.data = inside ? heap->take(view.bytes(), order.stream) : owner->memory.data();
+      if (view.data == nullptr) return {};
       if (mistake) mistake(view);
       made.emplace_back(view, owner);
-    }
-    return made;
-  }
-  std::vector<Tensor> make_in_heap(std::span<const TensorView> wanted, const Order& order,
-                                   const std::shared_ptr<HeapPieces>& heap) override {
-    ++asked_for_heap;
-    pieces = heap;
-    if (elsewhere) return make(wanted, order);
-    orders.push_back(order);
-    std::vector<Tensor> made;
-    for (TensorView view : wanted) {
-      view.data = heap->take(view.bytes(), order.stream);
-      if (view.data == nullptr) return {};
-      made.emplace_back(view, std::make_shared<Owned>(0));
     }
     return made;
   }
@@ -74,7 +67,7 @@ class ResultTensorsTest : public ::testing::Test {
   void expect_order(const CallOptions& options, StreamHandle stream, std::optional<StreamHandle> other) {
     framework_->orders.clear();
     CallScope scope(context_, options);
-    scope.results(one_);
+    results(scope, {{small_}});
     scope.finish();
     ASSERT_EQ(framework_->orders.size(), 1u);
     EXPECT_EQ(framework_->orders[0].stream, stream);
@@ -88,7 +81,20 @@ class ResultTensorsTest : public ::testing::Test {
   std::shared_ptr<Arena> arena_ = std::make_shared<Arena>(executor_, test::fake_memory(), std::size_t{1} << 20);
   CallContext context_{executor_, comm_, arena_, framework_};
   TensorView small_ = unplaced({}, DType::uint8, {100}), large_ = unplaced({}, DType::uint8, {600 << 10});
-  const std::vector<TensorView> one_[1] = {{small_}};
+
+  /// The tensors of these pieces that a call makes; none if there is no room.
+  static std::vector<Tensor> results(const CallScope& scope, const std::vector<std::vector<TensorView>>& pieces,
+                                     bool in_heap = false) {
+    std::vector<Tensor> made(4);
+    WantedTensors wanted({});
+    std::size_t next = 0;
+    for (const std::vector<TensorView>& piece : pieces) {
+      for (const TensorView& view : piece) wanted.add(made[next++], nullptr, view);
+      wanted.begin_piece();
+    }
+    made.resize(scope.make_results(wanted, in_heap) ? next : 0);
+    return made;
+  }
 };
 
 TEST_F(ResultTensorsTest, AreMadeForTheStreamThatTheCallComesAfter) {
@@ -104,29 +110,26 @@ TEST_F(ResultTensorsTest, TheCallComesBehindWhatTheFrameworkEnqueues) {
   framework_->enqueues = executor_.get();
   CallScope scope(context_, {.stream = caller_, .async_finish = true});
   of(comm_).waited_for.clear();
-  scope.results(one_);
+  results(scope, {{small_}});
   EXPECT_TRUE(waits_for(comm_, caller_));
   of(comm_).waited_for.clear();
-  const std::vector<TensorView> pieces[] = {{small_}};
-  scope.results(pieces, true);
+  results(scope, {{small_}}, true);
   EXPECT_TRUE(waits_for(comm_, caller_));
 }
 
 TEST_F(ResultTensorsTest, LieInTheHeapWhereItHasRoomForAll) {
-  const std::vector<TensorView> pieces[] = {{small_}, {}, {large_, small_}};
+  const std::vector<std::vector<TensorView>> pieces = {{small_}, {large_, small_}};
   CallScope scope(context_, {.stream = caller_});
-  const auto made = scope.results(pieces, true);
+  const auto made = results(scope, pieces, true);
   ASSERT_EQ(made.size(), 3u);
   EXPECT_EQ(made[1].view().bytes(), large_.bytes());
-  EXPECT_TRUE(scope.results(pieces, true).empty()) << "the heap is full";
+  EXPECT_TRUE(results(scope, pieces, true).empty()) << "the heap is full";
   framework_->elsewhere = true;
-  const std::vector<TensorView> few[] = {{small_}};
-  EXPECT_TRUE(scope.results(few, true).empty()) << "peers cannot write there";
+  EXPECT_TRUE(results(scope, {{small_}}, true).empty()) << "peers cannot write there";
 }
 
 TEST_F(ResultTensorsTest, AreRefusedIfTheyAreNotWhatWasAskedFor) {
   const std::vector<TensorView> wanted = {small_, unplaced({}, DType::bfloat16, {4, 8})};
-  const std::vector<TensorView> pieces[] = {wanted};
   const auto refusal = [&](const std::function<void(TensorView&)>& mistake, bool heap = false) {
     framework_->mistake = [&](TensorView& view) {
       if (view.dims == 2) mistake(view);
@@ -134,7 +137,7 @@ TEST_F(ResultTensorsTest, AreRefusedIfTheyAreNotWhatWasAskedFor) {
     framework_->elsewhere = heap;
     CallScope scope(context_, {.stream = caller_});
     try {
-      scope.results(pieces, heap);
+      results(scope, {wanted}, heap);
     } catch (const InvalidArgument& error) {
       return std::string(error.what());
     }
@@ -144,7 +147,7 @@ TEST_F(ResultTensorsTest, AreRefusedIfTheyAreNotWhatWasAskedFor) {
   const std::string allowed = ", allowed: bfloat16[4, 8] on cpu";
   const auto gaps = [](TensorView& view) { view.strides = {16, 1}; };
   EXPECT_EQ(refusal(gaps), returned + "bfloat16[4, 8] with strides [16, 1] on cpu" + allowed);
-  EXPECT_NE(refusal(gaps, true).find("ResultTensors::make_in_heap returned is bfloat16[4, 8] with strides [16, 1]"),
+  EXPECT_NE(refusal(gaps, true).find("ResultTensors::make returned is bfloat16[4, 8] with strides [16, 1]"),
             std::string::npos);
   EXPECT_EQ(refusal([](TensorView& view) { view.shape[0] = 5; }), returned + "bfloat16[5, 8] on cpu" + allowed);
   EXPECT_EQ(refusal([](TensorView& view) { view.dtype = DType::float16; }),
@@ -153,17 +156,15 @@ TEST_F(ResultTensorsTest, AreRefusedIfTheyAreNotWhatWasAskedFor) {
             returned + "bfloat16[4, 8] on cpu without memory" + allowed);
   EXPECT_EQ(refusal([](TensorView&) {}), "");
   framework_->mistake = {};
-  const std::vector<TensorView> one_row[] = {{unplaced({}, DType::uint8, {1, 8})}};
   framework_->mistake = [](TensorView& view) { view.strides[0] = 99; };
   CallScope scope(context_, {.stream = caller_});
-  EXPECT_EQ(scope.results(one_row).size(), 1u) << "the stride of one row means nothing";
+  EXPECT_EQ(results(scope, {{unplaced({}, DType::uint8, {1, 8})}}).size(), 1u) << "the stride of one row means nothing";
 }
 
 TEST_F(ResultTensorsTest, OfAGraphLieInItsOwnMemory) {
   of(caller_).capturing = of(comm_).capturing = true;
   CallScope scope(context_, {.stream = caller_});
-  const std::vector<TensorView> pieces[] = {{small_}};
-  EXPECT_TRUE(scope.results(pieces, true).empty());
+  EXPECT_TRUE(results(scope, {{small_}}, true).empty());
   EXPECT_EQ(framework_->asked_for_heap, 0);
   scope.finish();
   of(caller_).capturing = of(comm_).capturing = false;

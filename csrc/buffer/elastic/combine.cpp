@@ -1,4 +1,6 @@
-// combine of the second interface: one kernel pushes and adds, for each token, the rows of its experts' ranks.
+// combine of the second interface. In a node one kernel pushes and adds, for each token, the rows of its experts'
+// ranks. Between nodes, and where the biases are read later than the call, it is a dispatch of the rows back to their
+// tokens, and sums of what came.
 #include <algorithm>
 
 #include "csrc/buffer/defaults.hpp"
@@ -9,6 +11,42 @@
 
 namespace deep_ep {
 namespace {
+
+/// InvalidArgument.
+void check_arguments(const ElasticCombineArguments& arguments, const Runtime& runtime) {
+  const Device device = runtime.device();
+  const int ranks = runtime.num_ranks();
+  check_tensor("x", arguments.x, device, {DType::bfloat16}, {kAnySize, kAnySize});
+  check_row_bytes("x", arguments.x);
+  check_tensor("topk_idx", arguments.topk_idx, device, {DType::int32, DType::int64}, {kAnySize, kAnySize});
+  const std::int64_t tokens = arguments.topk_idx.size(0), topk = arguments.topk_idx.size(1);
+  check_range("width of topk_idx", topk, 1, kMaxTopk);
+  check_range("max_tokens", arguments.max_tokens, 1, INT32_MAX / std::max(2, ranks));
+  check_range("number of tokens in topk_idx", tokens, 0, arguments.max_tokens);
+  check_experts("num_experts", arguments.num_experts, ranks, runtime.options().max_local_experts);
+  check_strided_tensor("metadata", arguments.metadata, device, {DType::int32},
+                       {kAnySize, topk + RowMetadata::kColumnsBefore});
+  check_tensor("source_ends", arguments.source_ends, device, {DType::int32}, {ranks});
+  check_tensor("rows_at_owners", arguments.rows_at_owners, device, {DType::int32}, {tokens, topk});
+  const std::int64_t received = arguments.metadata.size(0);
+  if (!arguments.expanded && arguments.x.size(0) != received) {
+    fail<InvalidArgument>("x has {} rows, allowed: the {} of metadata", arguments.x.size(0), received);
+  }
+  if (arguments.each_selection && !arguments.expanded) {
+    fail<InvalidArgument>("each_selection is true, allowed: only with expanded");
+  }
+  if (arguments.topk_weights && arguments.each_selection) {
+    fail<InvalidArgument>("topk_weights is given, allowed: only without each_selection");
+  }
+  if (const auto& weights = arguments.topk_weights) {
+    arguments.expanded ? check_tensor("topk_weights", *weights, device, {DType::float32}, {arguments.x.size(0)})
+                       : check_tensor("topk_weights", *weights, device, {DType::float32}, {received, topk});
+  }
+  check_biases(arguments, tokens, runtime);
+  check_sms(arguments.num_sms);
+}
+
+// In a node.
 
 void plan_window(ElasticCombineParams& params, int max_tokens, const Runtime& runtime) {
   TokenWindow& window = params.window;
@@ -58,24 +96,137 @@ LaunchShape plan_launch(ElasticCombineParams& params, int num_sms, const Runtime
           ElasticCombineShared(Carver::without_memory(), runtime.num_ranks()).bytes};
 }
 
+// By a dispatch back.
+
+/// Enqueues a kernel with a warp for each unit of work, as far as the device has room for warps that have no shared
+/// memory.
+template <class Params>
+void launch(const KernelChoice<Params>& kernel, const Params& params, std::int64_t units, const Runtime& runtime,
+            const CallScope& scope) {
+  constexpr int kBlocksOfMultiprocessor = 8;
+  if (units == 0) return;
+  const LaunchPolicy& policy = runtime.executor()->policy();
+  const int warps = std::min(policy.warps_per_block, kernel.max_threads / 32);
+  const std::int64_t most = std::int64_t{policy.multiprocessors} * kBlocksOfMultiprocessor;
+  const int blocks = static_cast<int>(std::min((units + warps - 1) / warps, most));
+  runtime.launch(kernel, params, {blocks, warps * 32, 0}, scope);
+}
+
+/// How many warps have something to add to so many sums of rows.
+std::int64_t pieces_of_sums(std::int64_t sums, std::int64_t row_bytes) {
+  constexpr std::int64_t kBytesOfWarp = 512;
+  return sums * ((row_bytes + kBytesOfWarp - 1) / kBytesOfWarp);
+}
+
+void hand_out_return(const ElasticReturn& back, const CallScope& scope) {
+  for (const Tensor* tensor : {&back.rows, &back.beside, &back.ends}) scope.hand_out(*tensor);
+}
+
+/// Brings the rows to their tokens' ranks.
+ElasticReturn send_back(const ElasticCombineArguments& arguments, const NormalMode& mode, CallScope& scope) {
+  const Runtime& runtime = mode.runtime;
+  const Device device = runtime.device();
+  const RowMetadata metadata = row_metadata(arguments.metadata, arguments.source_ends, device);
+  DispatchArguments back;
+  back.x = arguments.x;
+  Tensor sums;
+  if (arguments.expanded && !arguments.each_selection) {
+    sums = scope.pool_tensor(unplaced(device, DType::bfloat16, {metadata.num_rows, arguments.x.size(1)}));
+    SumRowsParams params{};
+    params.rows = arguments.x.as<std::byte>();
+    params.num_rows = arguments.x.size(0);
+    params.metadata = metadata;
+    params.sums = sums.as<std::byte>();
+    params.row_bytes = static_cast<std::uint32_t>(arguments.x.size(1) * 2);
+    launch(choices::sum_rows, params, pieces_of_sums(metadata.num_rows, params.row_bytes), runtime, scope);
+    back.x = sums.view();
+  }
+
+  const std::int64_t sent = back.x.size(0);
+  check_token_count("number of rows in x", sent, runtime.num_ranks());
+  const int ranks = runtime.num_ranks(), columns = arguments.topk_weights ? 1 + metadata.num_topk : 1;
+  AddressRowsParams params{};
+  Tensor counts, is_sent, beside;
+  WantedTensors tables(device);
+  tables.add(counts, nullptr, DType::int32, {ranks});
+  tables.add(is_sent, &params.is_token_in_rank, DType::boolean, {sent, ranks});
+  tables.add(beside, &params.beside, DType::int32, {sent, columns});
+  scope.make_tables(tables);
+  const auto before = static_cast<std::size_t>(is_sent.as<std::byte>() - counts.as<std::byte>());
+  runtime.executor()->fill(counts.data(), 0, before + is_sent.view().bytes(), scope.stream());
+  params.metadata = metadata;
+  params.num_ranks = ranks;
+  params.max_tokens = arguments.max_tokens;
+  params.each_selection = arguments.each_selection;
+  params.num_sent = sent;
+  if (arguments.topk_weights) {
+    params.weights = arguments.topk_weights->as<float>();
+    params.weights_of_slots = arguments.expanded;
+    params.num_weights = arguments.topk_weights->size(0);
+  }
+  params.columns = columns;
+  launch(choices::address_rows, params, metadata.num_rows, runtime, scope);
+
+  back.x_scales = beside.view();
+  back.num_tokens_per_expert = counts.view();
+  back.is_token_in_rank = is_sent.view();
+  back.num_worst_tokens = std::int64_t{arguments.max_tokens} *
+                          (arguments.each_selection ? metadata.num_topk : std::min(metadata.num_topk, ranks));
+  back.num_sms = arguments.num_sms;
+  const DispatchResult came = mode.dispatch(back, scope);
+  return {.arguments = arguments,
+          .rows = came.recv_x,
+          .beside = *came.recv_x_scales,
+          .ends = came.handle.rank_prefix_matrix};
+}
+
+/// Sums of what came.
+CombineResult sum_returned(const ElasticReturn& back, const Runtime& runtime, const CallScope& scope) {
+  const ElasticCombineArguments& arguments = back.arguments;
+  const ConstTensorView& topk_idx = arguments.topk_idx;
+  const std::int64_t tokens = topk_idx.size(0), topk = topk_idx.size(1), width = back.ends.size(1);
+  const Tensor row_of = scope.pool_tensor(unplaced(runtime.device(), DType::int32, {tokens, topk}));
+  SumRowsParams params{};
+  params.rows = back.rows.as<std::byte>();
+  params.num_rows = back.rows.size(0);
+  set_biases(params, arguments);
+  params.row_bytes = static_cast<std::uint32_t>(back.rows.size(1) * 2);
+  params.returned = {
+      .beside = back.beside.as<std::int32_t>(),
+      .beside_stride = back.beside.size(1),
+      .num_valid = back.ends.as<std::int32_t>() + (runtime.num_ranks() - 1) * width + runtime.rank() % width,
+      .topk_idx = indices_of(topk_idx),
+      .num_tokens = tokens,
+      .num_topk = static_cast<int>(topk),
+      .num_experts = arguments.num_experts / runtime.num_ranks(),
+      .each_selection = arguments.each_selection,
+      .weights = nullptr,
+      .row_of = row_of.as<std::int32_t>()};
+  CombineResult result = make_sums(back.rows.view(), tokens, arguments.topk_weights ? topk : 0, &params.sums,
+                                   &params.returned.weights, scope);
+  if (tokens != 0) launch(choices::find_returned_rows, params, (params.num_rows + 31) / 32, runtime, scope);
+  launch(choices::sum_rows, params, pieces_of_sums(tokens, params.row_bytes), runtime, scope);
+  return result;
+}
+
 }  // namespace
 
 CombineResult Buffer::combine_elastic(const ElasticCombineArguments& arguments, const CallOptions& call) {
   const BufferCall in(runtime_, "combine_elastic");
-  NormalMode& mode = in.normal();
-  check_elastic_combine(arguments, *runtime_);
+  const NormalMode& mode = in.normal();
+  check_arguments(arguments, *runtime_);
   in->faults().raise();
   if (mode.rails()) {
     CallScope scope(in->calls(), call);
-    const ElasticReturn back = scope.inside([&] { return mode.send_back(arguments, scope); });
+    const ElasticReturn back = scope.inside([&] { return send_back(arguments, mode, scope); });
     CombineResult result = sum_returned(back, *runtime_, scope);
     result.event = scope.finish();
     return result;
   }
   ElasticCombineParams params{};
-  params.common = mode.common_;
+  params.common = mode.common;
   params.num_topk = static_cast<int>(arguments.topk_idx.size(1));
-  params.num_local_experts = arguments.num_experts / mode.common_.num_ranks;
+  params.num_local_experts = arguments.num_experts / mode.common.num_ranks;
   params.row_bytes = static_cast<std::uint32_t>(arguments.x.size(1) * 2);
   params.expanded = arguments.expanded;
   params.each_selection = arguments.each_selection;
@@ -93,15 +244,36 @@ CombineResult Buffer::combine_elastic(const ElasticCombineArguments& arguments, 
   const LaunchShape shape = plan_launch(params, arguments.num_sms, *runtime_);
 
   CallScope scope(in->calls(), call);
-  CombineResult result = make_sums(arguments.x, params.num_tokens, params.weighted ? params.num_topk : 0, scope);
-  params.combined_x = result.combined_x.as<std::byte>();
-  params.combined_weights = memory_of<float>(result.combined_topk_weights);
+  CombineResult result = make_sums(arguments.x, params.num_tokens, params.weighted ? params.num_topk : 0,
+                                   &params.combined_x, &params.combined_weights, scope);
   params.wait = in->faults().wait_context();
   // All ranks have equally many passes: these follow from arguments that are equal on all ranks.
   for (TokenWindow& window = params.window; window.first_token < window.max_tokens;
        window.first_token += window.tokens) {
-    in->executor()->kernels().combine_elastic(params, shape, scope.stream());
+    in->launch(choices::combine_elastic, params, shape, scope);
   }
+  result.event = scope.finish();
+  return result;
+}
+
+ElasticReturn Buffer::begin_combine_elastic(const ElasticCombineArguments& arguments, const CallOptions& call) {
+  const BufferCall in(runtime_, "begin_combine_elastic");
+  const NormalMode& mode = in.normal();
+  check_arguments(arguments, *runtime_);
+  CallScope scope = in->begin(call);
+  ElasticReturn back = scope.inside([&] { return send_back(arguments, mode, scope); });
+  hand_out_return(back, scope);
+  back.event = scope.finish();
+  return back;
+}
+
+CombineResult Buffer::end_combine_elastic(const ElasticReturn& back, const CallOptions& call) {
+  const BufferCall in(runtime_, "end_combine_elastic");
+  static_cast<void>(in.normal());
+  if (!back.rows.defined()) throw InvalidArgument("back is empty, allowed: what begin_combine_elastic returned");
+  CallScope scope = in->begin(call);
+  CombineResult result = sum_returned(back, *runtime_, scope);
+  hand_out_return(back, scope);
   result.event = scope.finish();
   return result;
 }

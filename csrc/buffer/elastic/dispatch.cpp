@@ -1,5 +1,7 @@
-// dispatch of the second interface: one kernel sends and numbers, another one copies rows to the results.
+// dispatch of the second interface. In a node one kernel sends and numbers; between nodes a dispatch of normal mode
+// brings the rows, and a kernel numbers them. Another kernel copies rows to the results.
 #include <algorithm>
+#include <numeric>
 
 #include "csrc/buffer/defaults.hpp"
 #include "csrc/buffer/elastic/elastic.hpp"
@@ -9,6 +11,156 @@
 
 namespace deep_ep {
 namespace {
+
+/// InvalidArgument. `sent`: the same as a dispatch of normal mode, without a layout or handle.
+void check_arguments(const ElasticDispatchArguments& arguments, const DispatchArguments& sent, const Runtime& runtime) {
+  check_sent_rows(sent, runtime);
+  const Device& device = runtime.device();
+  const int ranks = runtime.num_ranks();
+  const std::int64_t tokens = arguments.x.size(0);
+  check_range("expert_alignment", arguments.expert_alignment, 1, 1 << 20);
+  check_range("max_tokens", arguments.max_tokens, 1, INT32_MAX / (2 * ranks));
+  check_range("number of tokens", tokens, 0, arguments.max_tokens);
+  check_experts("num_experts", arguments.num_experts, ranks, runtime.options().max_local_experts);
+  check_selections(sent, runtime);
+  if (arguments.handle != nullptr) {
+    const ElasticDispatchHandle& handle = *arguments.handle;
+    const TensorView& metadata = handle.metadata.view();
+    check_tensor("source_ends", handle.source_ends.view(), device, {DType::int32}, {ranks});
+    const int topk = row_metadata(metadata, handle.source_ends.view(), device).num_topk;
+    check_tensor("topk_idx", arguments.topk_idx, device, {DType::int32, DType::int64}, {tokens, topk});
+    check_tensor("local_topk_idx", handle.local_topk_idx.view(), device, {DType::int32},
+                 {arguments.expand ? kAnySize : metadata.size(0), topk});
+    if (arguments.zero_padding) {
+      check_tensor("expert_ends", handle.expert_ends.view(), device, {DType::int32}, {kAnySize});
+    }
+    check_range("num_expanded", handle.num_expanded, 0, INT32_MAX);
+  } else if (arguments.stats) {
+    check_tensor("stats", *arguments.stats, device, {DType::int32}, {arguments.num_experts / ranks});
+  }
+}
+
+/// X: by the counts of a dispatch, which it has with exact sizes only.
+std::int64_t expanded_rows(const ElasticDispatchArguments& arguments, int num_ranks, const std::vector<int>& counts) {
+  if (arguments.exact) return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+  // A token may name an expert more than once: also where there are fewer experts than selections.
+  const std::int64_t alignment = arguments.expert_alignment, experts = arguments.num_experts / num_ranks;
+  const std::int64_t selections = std::int64_t{num_ranks} * arguments.max_tokens * arguments.topk_idx.size(1);
+  return align_up(selections + (alignment - 1) * experts, alignment);
+}
+
+/// Of a fresh dispatch, before there are tables.
+NumberingParams numbering_params(const ElasticDispatchArguments& arguments, const Runtime& runtime) {
+  NumberingParams params{};
+  params.rank = runtime.rank();
+  params.num_ranks = runtime.num_ranks();
+  params.num_experts = arguments.num_experts / runtime.num_ranks();
+  params.max_tokens = arguments.max_tokens;
+  params.alignment = arguments.expert_alignment;
+  params.metadata.num_topk = static_cast<int>(arguments.topk_idx.size(1));
+  params.clear_tail = !arguments.exact;
+  return params;
+}
+
+/// Chooses the blocks that number so many selections, at most so many, and lets as many of the `params.warps` warps of
+/// each count as have `room` for their counters; one of each at least. Returns the bytes of a block. InvalidArgument
+/// where that is more than the room.
+std::size_t fit_numbering(NumberingParams& params, bool of_all_ranks, std::int64_t selections, int most_blocks,
+                          std::size_t room) {
+  constexpr std::int64_t kOfBlock = 2048;
+  // Few selections are numbered by several blocks: on two H100 128 tokens took 1.5 us longer than one token with 8
+  // blocks, and 7.7 us longer with one.
+  constexpr std::int64_t kFewOfBlock = 256, kFewBlocks = 8;
+  const auto blocks_of = [&](std::int64_t each) { return (selections + each - 1) / each; };
+  const std::int64_t useful = std::max(blocks_of(kOfBlock), std::min(kFewBlocks, blocks_of(kFewOfBlock)));
+  params.blocks = static_cast<int>(std::max<std::int64_t>(1, std::min<std::int64_t>(useful, most_blocks)));
+  const auto bytes = [&] { return NumberingShared(Carver::without_memory(), params, of_all_ranks).bytes; };
+  while (params.warps > 1 && bytes() > room) --params.warps;
+  if (bytes() > room) {
+    fail<InvalidArgument>("num_experts is {}, allowed: so many that the {} of each rank fit {} bytes of shared memory",
+                          params.num_experts * params.num_ranks, params.num_experts, room);
+  }
+  return bytes();
+}
+
+/// Tables for `rows` rows, in one piece of memory with what blocks tell each other, and `numbers` told of them.
+/// `in_node`: selections of all ranks are numbered.
+ElasticDispatchHandle make_tables(const ElasticDispatchArguments& arguments, std::int64_t rows, bool in_node,
+                                  NumberingParams& numbers, KernelState& state, const CallScope& scope) {
+  const std::int64_t tokens = arguments.x.size(0), topk = arguments.topk_idx.size(1), experts = numbers.num_experts;
+  ElasticDispatchHandle handle;
+  Tensor counts;
+  WantedTensors wanted(arguments.x.device);
+  wanted.add(handle.source_ends, &numbers.source_ends, DType::int32, {numbers.num_ranks});
+  wanted.add(handle.expert_ends, &numbers.expert_ends, DType::int32, {experts});
+  wanted.add(handle.expert_counts, &numbers.expert_counts, DType::int32, {experts});
+  wanted.add(handle.metadata, nullptr, DType::int32, {rows, RowMetadata::kColumnsBefore + topk});
+  wanted.add(handle.local_topk_idx, &numbers.local, DType::int32, {rows, topk});
+  wanted.add(handle.rows_at_owners, &numbers.rows_at_owners, DType::int32, {tokens, topk});
+  wanted.add(counts, &numbers.exchange.counts, DType::int32, {numbers.blocks, numbers.columns(in_node)});
+  if (arguments.copy_selections) {
+    wanted.add(handle.topk_idx, &numbers.selected, arguments.topk_idx.dtype, {tokens, topk});
+  }
+  scope.make_tables(wanted);
+  scope.hand_out(handle.source_ends);
+  numbers.metadata = row_metadata(handle.metadata.view(), handle.source_ends.view(), arguments.x.device);
+  numbers.stats = memory_of<std::int32_t>(arguments.stats);
+  numbers.expand = arguments.expand;
+  numbers.exchange.ticket = &state.selections_ticket;
+  numbers.exchange.counted = &state.selections_counted;
+  return handle;
+}
+
+/// Makes the tensors for received rows, handed out to the caller, and completes the arguments of the kernel that takes
+/// rows there: `params` says where they, and words of scales and weights beside them, lie.
+void make_results(ElasticDispatchResult& results, const ElasticDispatchArguments& arguments,
+                  const ElasticDispatchHandle& handle, SpreadRowsParams& params, const CallScope& scope) {
+  const auto& scales = arguments.x_scales;
+  const bool expand = params.expand = arguments.expand;
+  params.metadata = row_metadata(handle.metadata.view(), handle.source_ends.view(), arguments.x.device);
+  params.local = handle.local_topk_idx.as<std::int32_t>();
+  const std::int64_t rows = params.metadata.num_rows, topk = params.metadata.num_topk;
+  const std::int64_t moved = params.num_spread = expand ? handle.num_expanded : rows;
+  if (arguments.zero_padding && expand) {
+    params.expert_ends = handle.expert_ends.as<std::int32_t>();
+    params.num_experts = static_cast<int>(handle.expert_ends.size(0));
+    params.alignment = arguments.expert_alignment;
+  }
+  WantedTensors wanted(arguments.x.device);
+  wanted.add(results.recv_x, &params.spread_rows, arguments.x.dtype, {moved, arguments.x.size(1)});
+  if (scales) {
+    // Their rows lie next to each other if `column_major_scales`.
+    const std::int64_t width = scales->size(1), column = align_up(moved, 4);
+    const bool turned = arguments.column_major_scales;
+    wanted.add(results.recv_x_scales.emplace(), &params.spread_scales, scales->dtype,
+               {turned ? width : moved, turned ? column : width});
+    params.num_scales = static_cast<int>(width);
+    params.spread_stride = turned ? 1 : width;
+    params.spread_column_stride = turned ? column : 1;
+  } else {
+    params.scales = nullptr;
+  }
+  if (!expand) {
+    wanted.add(results.recv_topk_idx.emplace(), &params.spread_topk_idx, arguments.topk_idx.dtype, {rows, topk});
+    params.indices_are_64_bit = arguments.topk_idx.dtype == DType::int64;
+  }
+  if (arguments.topk_weights) {
+    wanted.add(results.recv_topk_weights.emplace(), &params.spread_weights,
+               expand ? unplaced(arguments.x.device, DType::float32, {moved})
+                      : unplaced(arguments.x.device, DType::float32, {rows, topk}));
+  } else {
+    params.weights = nullptr;
+  }
+  scope.make_results(wanted);
+  if (scales && arguments.column_major_scales) {
+    TensorView turned = results.recv_x_scales->view();
+    turned.shape = {moved, params.num_scales};
+    turned.strides = {params.spread_stride, params.spread_column_stride};
+    results.recv_x_scales = Tensor(turned, results.recv_x_scales->storage());
+  }
+}
+
+// In a node.
 
 void plan_window(ElasticDispatchParams& params, int max_tokens, const Runtime& runtime) {
   const auto ranks = static_cast<std::size_t>(runtime.num_ranks());
@@ -82,45 +234,140 @@ Tensor first_rows(const Tensor& tensor, std::int64_t rows) {
   return {view, tensor.storage()};
 }
 
-/// Takes all rows to the results, in passes. Where `sent` is fresh, those of the first pass have been sent.
-void move_rows(ElasticDispatchParams& sent, const ElasticDispatchResult& results,
-               const ElasticDispatchArguments& arguments, const ElasticDispatchHandle& handle, const Runtime& runtime,
-               const CallScope& scope) {
-  std::byte* const own_heap = runtime.heap()->local();
-  const auto* beside = reinterpret_cast<const std::uint32_t*>(own_heap + sent.window.beside_at);
-  SpreadRowsParams moving{};
-  moving.abort = sent.wait.abort;
-  moving.rows = moving.heap = own_heap;
-  moving.row_bytes = sent.rows.row_bytes;
-  moving.scales = beside;
-  moving.weights = beside + sent.rows.num_scales;
-  moving.scale_stride = moving.weight_stride = sent.window.words_beside;
-  spread_to(results, arguments, handle, moving);
-  moving.rank = sent.common.rank;
-  moving.num_ranks = sent.common.num_ranks;
-  moving.own_rows = sent.x;
-  const KernelTable& kernels = runtime.executor()->kernels();
-  const LaunchShape shape = plan_spreading(moving, runtime.policy());
-  // All ranks have equally many passes: these follow from arguments that are equal on all ranks.
-  for (; sent.window.first_token < sent.window.max_tokens; sent.window.first_token += sent.window.tokens) {
-    if (!sent.fresh) {
-      const LaunchShape sending = plan_launch(sent, arguments.num_sms, runtime);
-      kernels.dispatch_elastic(sent, sending, scope.stream());
+void dispatch_in_node(ElasticDispatchResult& result, const ElasticDispatchArguments& arguments,
+                      const DispatchArguments& sent, const NormalMode& mode, CallScope& scope) {
+  Runtime& runtime = mode.runtime;
+  const int experts = arguments.num_experts / mode.common.num_ranks;
+  ElasticDispatchParams params{};
+  static_cast<SentRows&>(params) = sent_rows(sent, experts);
+  params.common = mode.common;
+  params.wait = runtime.faults().wait_context();
+  params.weighted = arguments.topk_weights.has_value();
+  params.fresh = arguments.handle == nullptr;
+  if (params.fresh) {
+    params.host_counts = mode.counts_for_host(arguments.exact, scope);
+    params.shape = call_shape(sent, arguments.num_experts);
+    params.numbers = numbering_params(arguments, runtime);
+  }
+  plan_window(params, arguments.max_tokens, runtime);
+  const LaunchShape shape = plan_launch(params, arguments.num_sms, runtime);
+  ElasticDispatchHandle& handle = result.handle;
+  if (params.fresh) {
+    const std::int64_t most = std::int64_t{mode.common.num_ranks} * arguments.max_tokens;
+    handle = make_tables(arguments, most, true, params.numbers, *mode.common.state, scope);
+    runtime.launch(choices::dispatch_elastic, params, shape, scope);
+    if (arguments.exact) {
+      result.num_recv_tokens_per_expert = mode.wait_for_counts(experts, scope);
+      handle.metadata = first_rows(handle.metadata, params.host_counts->num_recv_tokens);
+      handle.local_topk_idx = first_rows(handle.local_topk_idx, params.host_counts->num_recv_tokens);
     }
-    sent.fresh = false;
-    moving.window = sent.window;
-    kernels.spread_rows(moving, shape, scope.stream());
+    handle.num_expanded = expanded_rows(arguments, mode.common.num_ranks, result.num_recv_tokens_per_expert);
+  }
+  std::byte* const own_heap = runtime.heap()->local();
+  TokenWindow& window = params.window;
+  const auto* beside = reinterpret_cast<const std::uint32_t*>(own_heap + window.beside_at);
+  SpreadRowsParams moving{};
+  moving.abort = params.wait.abort;
+  moving.rows = moving.heap = own_heap;
+  moving.row_bytes = params.rows.row_bytes;
+  moving.scales = beside;
+  moving.weights = beside + params.rows.num_scales;
+  moving.scale_stride = moving.weight_stride = window.words_beside;
+  moving.rank = mode.common.rank;
+  moving.num_ranks = mode.common.num_ranks;
+  moving.own_rows = params.x;
+  make_results(result, arguments, params.fresh ? handle : *arguments.handle, moving, scope);
+  const LaunchShape spreading = plan_spreading(moving, runtime.policy());
+  // All ranks have equally many passes: these follow from arguments that are equal on all ranks.
+  for (; window.first_token < window.max_tokens; window.first_token += window.tokens) {
+    if (!params.fresh) {  // else those of the first pass have been sent
+      const LaunchShape sending = plan_launch(params, arguments.num_sms, runtime);
+      runtime.launch(choices::dispatch_elastic, params, sending, scope);
+    }
+    params.fresh = false;
+    moving.window = window;
+    runtime.launch(choices::spread_rows, moving, spreading, scope);
     moving.spread_topk_idx = nullptr;
     moving.expert_ends = nullptr;
   }
+}
+
+// Between nodes.
+
+/// The handle of a fresh dispatch whose rows `came`.
+ElasticDispatchHandle number_rows(const ElasticDispatchArguments& arguments, const DispatchResult& came,
+                                  const NormalMode& mode, const CallScope& scope) {
+  constexpr int kMostBlocks = 128;
+  const NormalParams& common = mode.common;
+  Runtime& runtime = mode.runtime;
+  const DispatchHandle& route = came.handle;
+  const LaunchPolicy& policy = runtime.policy();
+  NumberRowsParams params{};
+  params.wait = runtime.faults().wait_context();
+  NumberingParams& numbers = params.numbers = numbering_params(arguments, runtime);
+  numbers.warps = runtime.warps(kernels::number_selections::kMaxThreads);
+  const std::size_t shared_bytes =
+      fit_numbering(numbers, false, route.num_recv_rows * numbers.metadata.num_topk,
+                    std::min(policy.multiprocessors, kMostBlocks), policy.max_shared_bytes);
+  const LaunchShape shape{numbers.blocks, numbers.warps * 32, shared_bytes};
+  params.recv_topk_idx = indices_of(came.recv_topk_idx->view());
+  params.source = route.recv_src_idx.as<std::int32_t>();
+  params.ends = route.rank_prefix_matrix.as<std::int32_t>() + common.grid.index();
+  params.ends_stride = common.grid.width;
+  ElasticDispatchHandle handle = make_tables(arguments, route.num_recv_rows, false, numbers, *common.state, scope);
+  handle.num_expanded = expanded_rows(arguments, common.num_ranks, came.num_recv_tokens_per_expert);
+  handle.route = route;
+  handle.route.recv_src_idx = {};
+  Backend& executor = *runtime.executor();
+  runtime.launch(choices::number_selections, params, shape, scope);
+  executor.fill(handle.rows_at_owners.data(), 0xff, handle.rows_at_owners.view().bytes(), scope.stream());
+  if (arguments.copy_selections) {
+    executor.copy(handle.topk_idx.data(), arguments.topk_idx.data, arguments.topk_idx.bytes(), scope.stream());
+  }
+  return handle;
+}
+
+void dispatch_by_rails(ElasticDispatchResult& result, const ElasticDispatchArguments& arguments,
+                       const DispatchArguments& sent, const NormalMode& mode, CallScope& scope) {
+  const bool fresh = arguments.handle == nullptr;
+  const int experts = arguments.num_experts / mode.common.num_ranks;
+  DispatchResult came = scope.inside([&, rows = sent]() mutable {
+    if (fresh) {
+      const DispatchLayout layout = mode.count(arguments.topk_idx, arguments.num_experts, scope);
+      rows.use(layout);
+      rows.num_worst_tokens = arguments.exact ? 0 : std::int64_t{mode.common.num_ranks} * arguments.max_tokens;
+      return mode.dispatch(rows, scope);
+    }
+    // Where the rows of the earlier dispatch went. Selections travel for the weights only.
+    DispatchHandle route = arguments.handle->route;
+    route.num_recv_rows = arguments.handle->local_topk_idx.size(0);
+    rows.handle = &route;
+    if (!arguments.topk_weights) rows.topk_idx.reset();
+    return mode.dispatch(rows, scope, experts);
+  });
+  if (fresh) result.handle = number_rows(arguments, came, mode, scope);
+  const ElasticDispatchHandle& tables = fresh ? result.handle : *arguments.handle;
+  const RowShape rows = sent_rows(sent, experts).rows;
+  SpreadRowsParams moving{};
+  moving.abort = mode.runtime.faults().wait_context().abort;
+  moving.rows = came.recv_x.as<std::byte>();
+  moving.row_bytes = rows.row_bytes;
+  moving.scales = memory_of<std::uint32_t>(came.recv_x_scales);
+  moving.scale_stride = rows.num_scales;
+  moving.weights = memory_of<std::uint32_t>(came.recv_topk_weights);
+  moving.weight_stride = rows.num_topk;
+  make_results(result, arguments, tables, moving, scope);
+  const LaunchShape spreading = plan_spreading(moving, mode.runtime.policy());
+  mode.runtime.launch(choices::spread_rows, moving, spreading, scope);
+  result.num_recv_tokens_per_expert = std::move(came.num_recv_tokens_per_expert);
+  NormalMode::hand_out(tables.route, scope);
 }
 
 }  // namespace
 
 ElasticDispatchResult Buffer::dispatch_elastic(const ElasticDispatchArguments& arguments, const CallOptions& call) {
   const BufferCall in(runtime_, "dispatch_elastic");
-  NormalMode& mode = in.normal();
-  const bool rails = mode.rails();
+  const NormalMode& mode = in.normal();
   DispatchArguments sent;
   sent.x = arguments.x;
   sent.x_scales = arguments.x_scales;
@@ -128,51 +375,52 @@ ElasticDispatchResult Buffer::dispatch_elastic(const ElasticDispatchArguments& a
   sent.num_sms = arguments.num_sms;
   sent.topk_idx = arguments.topk_idx;
   sent.topk_weights = arguments.topk_weights;
-  check_elastic_dispatch(arguments, sent, *runtime_);
-  if (rails && arguments.handle != nullptr) mode.check_dispatched(&arguments.handle->route, arguments.x.size(0));
+  check_arguments(arguments, sent, *runtime_);
+  if (mode.rails() && arguments.handle != nullptr) mode.check_dispatched(&arguments.handle->route, arguments.x.size(0));
   CallScope scope = in->begin(call);
   ElasticDispatchResult result;
-  (mode.*(rails ? &NormalMode::dispatch_by_rails : &NormalMode::dispatch_in_node))(result, arguments, sent, scope);
+  (mode.rails() ? dispatch_by_rails : dispatch_in_node)(result, arguments, sent, mode, scope);
   result.event = scope.finish();
   return result;
 }
 
-void NormalMode::dispatch_in_node(ElasticDispatchResult& result, const ElasticDispatchArguments& arguments,
-                                  const DispatchArguments& sent, CallScope& scope) {
-  const int experts = arguments.num_experts / common_.num_ranks;
-  HostCounts& counts = *host_counts_;
-  ElasticDispatchParams params{};
-  static_cast<SentRows&>(params) = sent_rows(sent, experts);
-  params.common = common_;
-  params.wait = runtime_.faults().wait_context();
-  params.weighted = arguments.topk_weights.has_value();
-  params.fresh = arguments.handle == nullptr;
-  if (params.fresh) {
-    check_recording(scope, arguments.exact);
-    params.shape = call_shape(sent, arguments.num_experts);
-    params.host_counts = arguments.exact ? &counts : nullptr;
-    params.numbers = numbering_params(arguments, runtime_);
+// Shared with combine.
+
+RowMetadata row_metadata(const ConstTensorView& metadata, const ConstTensorView& source_ends, const Device& device) {
+  check_strided_tensor("metadata", metadata, device, {DType::int32}, {kAnySize, kAnySize});
+  check_range("width of metadata", metadata.size(1), RowMetadata::kColumnsBefore,
+              RowMetadata::kColumnsBefore + kMaxTopk);
+  if (metadata.stride(1) != 1) {
+    fail<InvalidArgument>("metadata is {}, allowed: the columns of a row next to each other", metadata.describe());
   }
-  plan_window(params, arguments.max_tokens, runtime_);
-  const LaunchShape shape = plan_launch(params, arguments.num_sms, runtime_);
-  ElasticDispatchHandle& handle = result.handle;
-  if (params.fresh) {
-    const std::int64_t most = std::int64_t{common_.num_ranks} * arguments.max_tokens;
-    handle = make_elastic_tables(arguments, most, true, params.numbers, *common_.state, scope);
-    if (arguments.exact) __atomic_store_n(&counts.epoch, 0, __ATOMIC_RELEASE);
-    runtime_.executor()->kernels().dispatch_elastic(params, shape, scope.stream());
-    std::vector<int>& of_experts = result.num_recv_tokens_per_expert;
-    if (arguments.exact) {
-      wait_for_counts(runtime_, counts, scope);
-      of_experts.assign(counts.tokens_per_expert, counts.tokens_per_expert + experts);
-      handle.metadata = first_rows(handle.metadata, counts.num_recv_tokens);
-      handle.local_topk_idx = first_rows(handle.local_topk_idx, counts.num_recv_tokens);
-    }
-    handle.num_expanded = expanded_rows(arguments, common_.num_ranks, of_experts);
-  }
-  const ElasticDispatchHandle& tables = params.fresh ? handle : *arguments.handle;
-  make_elastic_results(result, arguments, tables, scope);
-  move_rows(params, result, arguments, tables, runtime_, scope);
+  return {.data = const_cast<std::int32_t*>(metadata.as<std::int32_t>()),
+          .stride = metadata.stride(0),
+          .num_rows = metadata.size(0),
+          .num_topk = static_cast<int>(metadata.size(1)) - RowMetadata::kColumnsBefore,
+          .num_valid = source_ends.as<std::int32_t>() + source_ends.size(0) - 1};
+}
+
+std::size_t fit_window(TokenWindow& window, std::size_t at, const Runtime& runtime) {
+  const auto ranks = static_cast<std::size_t>(runtime.num_ranks());
+  const std::size_t beside = ranks * window.words_beside * sizeof(std::uint32_t);
+  const std::size_t token = static_cast<std::size_t>(window.parts) * window.row_stride + beside;
+  const std::size_t used = at + kLine - runtime.layout().window_at();
+  const std::size_t room = runtime.layout().window_bytes - std::min(runtime.layout().window_bytes, used);
+  const auto most = static_cast<std::size_t>(window.max_tokens);
+  window.tokens = static_cast<std::int32_t>(token == 0 ? most : std::min(room / token, most));
+  window.beside_at = at;
+  window.rows_at = align_to_line(at + static_cast<std::size_t>(window.tokens) * beside);
+  return token;
+}
+
+LaunchShape plan_spreading(SpreadRowsParams& params, const LaunchPolicy& policy) {
+  // A block for each multiprocessor, or for each of few rows and gaps: its warps share all shared memory.
+  const int warps = std::min(policy.warps_per_block, kernels::spread_rows::kMaxThreads / 32);
+  const std::int64_t units = params.metadata.num_rows + params.num_experts;
+  const std::size_t shared_bytes = plan_stages(params.pipe, warps, params.row_bytes, policy.max_shared_bytes, [&] {
+    return WarpStages(Carver::without_memory(), warps, params.pipe).bytes;
+  });
+  return {static_cast<int>(std::clamp<std::int64_t>(units, 1, policy.multiprocessors)), warps * 32, shared_bytes};
 }
 
 }  // namespace deep_ep

@@ -18,7 +18,7 @@ LoadBalanceParams params_of_call(const BufferCall& in, const ConstTensorView& ma
   const Runtime& runtime = in.runtime();
   check_sms(num_sms);
   LoadBalanceParams params{};
-  params.common = in.normal().common();
+  params.common = in.normal().common;
   const NodeMembership& nodes = runtime.nodes();
   if (nodes.num_nodes > 1) {
     const int width = nodes.ranks_of_each_node();
@@ -51,7 +51,6 @@ void add_payload(LoadBalanceParams& params, const Runtime& runtime, const std::s
   check_tensor(own_name.c_str(), own, runtime.device(), dtypes, {experts, kAnySize});
   check_alignment(own_name.c_str(), own);
   check_range(("number of experts in " + own_name).c_str(), own.size(0), 1, INT32_MAX / params.common.num_ranks);
-  const auto row_bytes = [](const ConstTensorView& of) { return of.size(1) * std::int64_t(size_of(of.dtype)); };
   if (row_bytes(own) != row_bytes(slots)) {
     fail<InvalidArgument>("{} has {} bytes for an expert, allowed: the {} of a slot of {}", own_name, row_bytes(own),
                           row_bytes(slots), slots_name);
@@ -81,12 +80,12 @@ void cut(LoadBalanceParams& params, std::uint64_t kernel, std::uint32_t piece_by
   }
 }
 
-EventHandle enqueue(Launcher<LoadBalanceParams> kernel, LoadBalanceParams& params, LaunchShape shape, int num_sms,
-                    Runtime& runtime, const CallOptions& call) {
+EventHandle enqueue(const KernelChoice<LoadBalanceParams>& kernel, LoadBalanceParams& params, LaunchShape shape,
+                    int num_sms, Runtime& runtime, const CallOptions& call) {
   params.wait = runtime.faults().wait_context();
   shape.blocks = runtime.sms(num_sms, defaults::kLoadBalanceSms);
   CallScope scope = runtime.begin(call);
-  kernel(params, shape, scope.stream());
+  runtime.launch(kernel, params, shape, scope);
   return scope.finish();
 }
 
@@ -113,7 +112,7 @@ EventHandle Buffer::prefetch_weights(const WeightPrefetch& weights, const CallOp
   const std::size_t of_stage = room / (static_cast<std::size_t>(warps) * kPrefetchStages) / kLine * kLine;
   cut(params, 0, static_cast<std::uint32_t>(std::min<std::size_t>(of_stage, kMostPieceBytes)));
   const LaunchShape shape{.blocks = 1, .threads = warps * 32, .shared_bytes = bytes(params.piece_bytes)};
-  return enqueue(in->executor()->kernels().prefetch_weights, params, shape, weights.num_sms, *runtime_, call);
+  return enqueue(choices::prefetch_weights, params, shape, weights.num_sms, *runtime_, call);
 }
 
 EventHandle Buffer::reduce_grads(const GradReduction& grads, const CallOptions& call) {
@@ -124,8 +123,8 @@ EventHandle Buffer::reduce_grads(const GradReduction& grads, const CallOptions& 
   cut(params, 1, kGradPieceBytes);
   // Loads of many warps hide how far away the peers' memory is.
   const int threads = in->warps(kernels::reduce_grads::kMaxThreads) * 32;
-  return enqueue(in->executor()->kernels().reduce_grads, params, {.blocks = 1, .threads = threads, .shared_bytes = 0},
-                 grads.num_sms, *runtime_, call);
+  return enqueue(choices::reduce_grads, params, {.blocks = 1, .threads = threads, .shared_bytes = 0}, grads.num_sms,
+                 *runtime_, call);
 }
 
 }  // namespace deep_ep

@@ -143,8 +143,9 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
   choose_rails(!arguments.return_recv_hook, params, params.row_bytes, params.row_bytes, setup);
   const bool unreduced = goes_unreduced(arguments, params, setup);
   if (arguments.overlap) set_overlap(params, arguments, unreduced, setup);
-  params.call_shape = call_shape_of({params.max_tokens, params.num_topk, params.hidden, params.num_local_experts,
-                                     unreduced ? 1 : 0, params.common.rail_width, handle.has_weights ? 1 : 0});
+  params.call_shape = shape_of({params.max_tokens, params.num_topk, params.hidden, params.num_local_experts,
+                                unreduced ? 1 : 0, params.common.rail_width, handle.has_weights ? 1 : 0},
+                               31);
   params.row_table = handle.row_table.as<std::int32_t>();
   params.topk_weights = arguments.topk_weights.as<float>();
 
@@ -174,9 +175,9 @@ LowLatencyCombineResult Buffer::low_latency_combine(const LowLatencyCombineArgum
   if (arguments.out) {
     result.combined_x = Tensor::borrow(*arguments.out);
   } else {
-    const std::vector wanted = {
-        unplaced(mode.setup_.device, DType::bfloat16, {plan.params.num_tokens, plan.params.hidden})};
-    result.combined_x = scope.results({&wanted, 1}).front();
+    WantedTensors wanted(mode.setup_.device);
+    wanted.add(result.combined_x, nullptr, DType::bfloat16, {plan.params.num_tokens, plan.params.hidden});
+    scope.make_results(wanted);
   }
   plan.params.combined_x = result.combined_x.as<std::byte>();
   const auto keep = [&] { return std::tuple(result.combined_x, arguments.handle->row_table, arguments.owner); };

@@ -70,22 +70,24 @@ void set_arrivals(LowLatencyDispatchParams& params, const LowLatencyDispatchArgu
                                                  DType::int64, {params.num_local_experts, params.arrival_words});
 }
 
-/// Types and shapes of recv_x and, where the format has any, the scales.
-std::vector<TensorView> received_rows(const LowLatencyDispatchParams& params, const Device& device) {
-  const std::int64_t blocks = params.num_local_experts, rows = params.expert_rows();
-  const auto of = [&](DType dtype, std::initializer_list<std::int64_t> shape) {
-    return unplaced(device, dtype, shape);
-  };
-  if (!params.row(false).scaled()) return {of(DType::bfloat16, {blocks, rows, params.hidden})};
+/// recv_x and, where the format has any, the scales.
+void want_rows(WantedTensors& wanted, LowLatencyDispatchResult& result, LowLatencyDispatchParams& params,
+               const Device& device) {
+  const std::int64_t blocks = params.num_local_experts, rows = params.expert_rows(), hidden = params.hidden;
   const LowLatencyScales layout = params.scale_layout();
-  if (layout.tiled()) {
-    return {of(DType::uint8, {blocks, rows, params.hidden / 2}),
-            of(DType::uint8, {blocks, layout.tiles(), layout.columns(), 4 * LowLatencyScales::kTileRows})};
-  }
-  TensorView scales = of(layout.packed() ? DType::int32 : DType::float32, {blocks, layout.columns(), rows});
+  const bool scaled = params.row(false).scaled(), tiled = scaled && layout.tiled();
+  const DType dtype = tiled ? DType::uint8 : scaled ? DType::float8_e4m3 : DType::bfloat16;
+  wanted.add(result.recv_x, &params.recv_x, dtype, {blocks, rows, tiled ? hidden / 2 : hidden});
+  if (!scaled) return;
+  TensorView scales =
+      unplaced(device, layout.packed() ? DType::int32 : DType::float32, {blocks, layout.columns(), rows});
   std::swap(scales.shape[1], scales.shape[2]);  // column-major
   std::swap(scales.strides[1], scales.strides[2]);
-  return {of(DType::float8_e4m3, {blocks, rows, params.hidden}), scales};
+  if (tiled) {
+    scales =
+        unplaced(device, DType::uint8, {blocks, layout.tiles(), layout.columns(), 4 * LowLatencyScales::kTileRows});
+  }
+  wanted.add(result.recv_x_scales.emplace(), &params.recv_scales, scales);
 }
 
 }  // namespace
@@ -126,8 +128,9 @@ LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& argument
   choose_rails(!arguments.return_recv_hook, params, params.row(false, weighted).bytes(), params.row(true).bytes(),
                setup);
   params.call_shape =
-      call_shape_of({params.max_tokens, params.hidden, params.num_local_experts, static_cast<int>(params.format),
-                     params.num_topk, params.common.rail_width, weighted ? 1 : 0, too_many_tokens(arguments) ? 1 : 0});
+      shape_of({params.max_tokens, params.hidden, params.num_local_experts, static_cast<int>(params.format),
+                params.num_topk, params.common.rail_width, weighted ? 1 : 0, too_many_tokens(arguments) ? 1 : 0},
+               31);
   if (too_many_tokens(arguments)) params.num_tokens = 0;
 
   plan.choose(weighted       ? choices::dispatch_low_latency_weighted
@@ -147,39 +150,29 @@ LowLatencyDispatchResult Buffer::low_latency_dispatch(const LowLatencyDispatchAr
   LowLatencyDispatchPlan plan = plan_dispatch(arguments, mode.setup_);
   CallScope scope = mode.begin(LowLatencyKind::dispatch, arguments.return_recv_hook, call);
 
-  // The rows by themselves, because they are large and often dropped early.
   LowLatencyDispatchParams& params = plan.params;
   const std::int64_t ranks = params.common.num_ranks, blocks = params.num_local_experts;
   const bool weighted = weights_travel(arguments, mode.setup_);
-  const Device& device = mode.setup_.device;
-  const std::array pieces = {
-      received_rows(params, device),
-      std::vector{unplaced(device, DType::int32, {blocks}), unplaced(device, DType::int64, {blocks, ranks}),
-                  unplaced(device, DType::int32, {blocks, params.expert_rows()}),
-                  unplaced(device, DType::int32, {params.table().height(weighted), ranks})}};
-  const std::vector<Tensor> made = scope.results(pieces, false, 3);
-  const auto others = std::span(made).subspan(pieces[0].size());
   LowLatencyDispatchResult result;
-  result.recv_x = made[0];
-  if (pieces[0].size() > 1) result.recv_x_scales = made[1];
-  result.recv_count = others[0];
-  result.handle = {.src_info = others[2],
-                   .layout_range = others[1],
-                   .row_table = others[3],
-                   .num_tokens = params.num_tokens,
-                   .max_tokens = params.max_tokens,
-                   .num_topk = params.num_topk,
-                   .num_experts = arguments.num_experts,
-                   .hidden = params.hidden,
-                   .has_weights = weighted};
-  params.recv_x = made[0].as<std::byte>();
-  params.recv_scales = memory_of<std::byte>(result.recv_x_scales);
-  params.recv_count = others[0].as<std::int32_t>();
-  params.layout_range = others[1].as<std::int64_t>();
-  params.src_info = others[2].as<std::int32_t>();
-  params.row_table = others[3].as<std::int32_t>();
+  LowLatencyHandle& handle = result.handle;
+  handle = {.num_tokens = params.num_tokens,
+            .max_tokens = params.max_tokens,
+            .num_topk = params.num_topk,
+            .num_experts = arguments.num_experts,
+            .hidden = params.hidden,
+            .has_weights = weighted};
+  WantedTensors wanted(mode.setup_.device);
+  want_rows(wanted, result, params, mode.setup_.device);
+  wanted.begin_piece();  // the rows are large and often dropped early
+  wanted.add(result.recv_count, &params.recv_count, DType::int32, {blocks});
+  wanted.add(handle.layout_range, &params.layout_range, DType::int64, {blocks, ranks});
+  wanted.add(handle.src_info, &params.src_info, DType::int32, {blocks, params.expert_rows()});
+  wanted.add(handle.row_table, &params.row_table, DType::int32, {params.table().height(weighted), ranks});
+  scope.make_results(wanted, false, 3);
 
-  const auto keep = [&] { return std::tuple(made, arguments.owner); };
+  const auto keep = [&] {
+    return std::tuple(result.recv_x, result.recv_x_scales, result.recv_count, handle, arguments.owner);
+  };
   result.event = mode.launch(LowLatencyKind::dispatch, plan, scope, call.stream, keep, result.hook);
   if (too_many_tokens(arguments)) {
     if (result.hook) result.hook();

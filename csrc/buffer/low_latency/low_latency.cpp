@@ -49,14 +49,75 @@ LowLatency::LowLatency(Runtime& runtime) : runtime_(runtime) {
   for (const int far : reach.far) common.set_far(far);
 }
 
+CallScope LowLatency::begin(LowLatencyKind kind, bool hook, const CallOptions& call) {
+  if (hook && call.async_finish) {
+    throw InvalidArgument("return_recv_hook and async_finish are both true, allowed: at most one of them");
+  }
+  runtime_.faults().raise();
+  log_masks();
+  WaitingParts& of_kind = waiting(kind);
+  if (!hook) receive(of_kind, of_kind.end());
+  if (of_kind.parts.size() >= WaitingParts::kMost) {
+    fail<InvalidArgument>(
+        "{}: {} calls with return_recv_hook still wait for their hooks, at most {} may; call one first", of_kind.call,
+        of_kind.parts.size(), WaitingParts::kMost);
+  }
+  return CallScope(runtime_.calls(), call, false);
+}
+
+void LowLatency::receive(WaitingParts& of_kind, std::uint64_t number) {
+  while (of_kind.gone < number) {
+    WaitingParts::Part& part = of_kind.parts.front();
+    if (runtime_.executor()->is_capturing(part.stream) != part.recorded) {
+      fail<InvalidArgument>("{}: its send part was {} into a graph, so its receive part must be, too: call the hook {}",
+                            of_kind.call, part.recorded ? "recorded" : "not recorded",
+                            part.recorded ? "before the recording ends" : "before the recording begins");
+    }
+    {
+      CallScope scope(runtime_.calls(), {.stream = part.stream});
+      if (!part.enqueued) part.enqueue(scope);  // a hook that failed may come again, but the part must not
+      part.enqueued = true;
+      scope.finish();
+    }
+    const auto done = std::move(part);  // what it holds may make calls of this kind when it goes
+    of_kind.parts.pop_front();
+    ++of_kind.gone;
+  }
+}
+
+EventHandle LowLatency::finish_send(LowLatencyKind kind, CallScope& scope, std::function<void()>& hook) {
+  hook = [buffer = weak_from_this(), kind, number = waiting(kind).end()] {
+    const auto alive = buffer.lock();
+    if (!alive) throw UseAfterDestroy("the hook of a low-latency call after the buffer's destroy");
+    const BufferCall use(alive->runtime_, "a hook of low-latency calls");
+    alive->receive(alive->waiting(kind), number);
+  };
+  try {
+    return scope.finish();
+  } catch (...) {
+    // The send part is on its way, so the receive part must follow for ranks to go on counting calls alike; but the
+    // caller gets no hook.
+    scope.abandon();
+    try {
+      hook();
+    } catch (const std::exception& error) {
+      log::debug("buffer: the receive part of a low-latency call that failed still waits: {}", error.what());
+    }
+    throw;
+  }
+}
+
 std::string LowLatency::describe() const {
   const LowLatencyWindow& window = runtime_.layout().low_latency;
-  const std::size_t far = setup_.reach.far.size();
-  return fmt::format("low latency: room for {} tokens and {} of rows from each rank, late ranks are {}, {}, {}{}",
-                     window.slots, format_bytes(window.source_bytes), masks() ? "masked" : "errors",
-                     far == 0 ? "NVLink reaches every rank"
-                              : fmt::format("{} of {} ranks are reached by RDMA", far, runtime_.num_ranks()),
-                     setup_.reach.describe_rails(), far == 0 ? "" : ": " + connections_->describe());
+  const LowLatencyReach& reach = setup_.reach;
+  std::string text = fmt::format("low latency: room for {} tokens and {} of rows from each rank, late ranks are {}, ",
+                                 window.slots, format_bytes(window.source_bytes), masks() ? "masked" : "errors");
+  if (reach.far.empty()) return text + "NVLink reaches every rank, not by rails, " + reach.why_no_rails;
+  text += fmt::format("{} of {} ranks are reached by RDMA, ", reach.far.size(), runtime_.num_ranks());
+  text += reach.rail_width == 0 ? fmt::format("not by rails, {}", reach.why_no_rails)
+                                : fmt::format("by rails between nodes of {} ranks {}", reach.rail_width,
+                                              reach.rails_always ? "always" : "where they pay");
+  return text + ": " + connections_->describe();
 }
 
 TensorView Buffer::low_latency_memory() const {
@@ -88,7 +149,7 @@ void LowLatency::log_masks() {
 void LowLatency::launch_masks(LowLatencyMasksStep step, int rank, std::int32_t* status, StreamHandle stream) {
   CallScope scope(runtime_.calls(), {.stream = stream});
   const LowLatencyMasksParams params{.wait = setup_.common.wait, .step = step, .rank = rank, .status = status};
-  runtime_.executor()->kernels().masks_low_latency(params, LaunchShape{1, 128, 0}, scope.stream());
+  runtime_.launch(choices::masks_low_latency, params, {1, 128}, scope);
   scope.finish();
 }
 
@@ -122,12 +183,10 @@ void Buffer::low_latency_clean(StreamHandle stream) {
   in->faults().raise();
   mode.log_masks();
   if (mode.shown_) {  // what waits for its hook lies in the memory that is cleaned
-    for (WaitingParts& of_kind : mode.waiting_) of_kind.receive(of_kind.end());
+    for (WaitingParts& of_kind : mode.waiting_) mode.receive(of_kind, of_kind.end());
   }
   CallScope scope(in->calls(), {.stream = stream});
-  const auto barrier = [&] {
-    in->executor()->kernels().barrier_low_latency(mode.setup_.common, LaunchShape{1, 64, 0}, scope.stream());
-  };
+  const auto barrier = [&] { in->launch(choices::barrier_low_latency, mode.setup_.common, {1, 64}, scope); };
   // Memory is cleaned behind a barrier, as peers may still write what this rank did not wait for (selections of tokens
   // that have no expert here), and before another one, behind which they send rows of later calls. Every rank
   // makes both, also if its program has not asked for the memory.
@@ -188,15 +247,7 @@ void LowLatency::resume_together() {
     of_kind.gone = of_kind.end();
     of_kind.parts.clear();
   }
-  if (connections_) {
-    try {
-      reconnect(calls);
-    } catch (const Error& error) {
-      // The old queue pairs are gone, and kernels would write where they were.
-      runtime_.faults().break_by_rdma(fmt::format("low_latency_resume made no new RDMA connections: {}", error.what()));
-      throw;
-    }
-  }
+  if (connections_) reconnect(calls);
   runtime_.membership()->resume();
   logged_ = 0;
   failures_logged_.assign(failures_logged_.size(), false);
@@ -204,7 +255,7 @@ void LowLatency::resume_together() {
   runtime_.bootstrap().barrier();
 }
 
-void LowLatency::reconnect(std::uint64_t calls) {
+void LowLatency::reconnect(std::uint64_t calls) try {
   connections_->reconnect(runtime_.bootstrap());  // what was under way is lost: nobody adds any more
   LowLatencyMailbox told;
   std::ranges::fill(told.word, LowLatencyMailbox::progress_value(calls, 0));
@@ -222,6 +273,10 @@ void LowLatency::reconnect(std::uint64_t calls) {
     }
   }
   executor.synchronize(runtime_.comm_stream());
+} catch (const Error& error) {
+  // The old queue pairs are gone, and kernels would write where they were.
+  runtime_.faults().break_by_rdma(fmt::format("low_latency_resume made no new RDMA connections: {}", error.what()));
+  throw;
 }
 
 }  // namespace deep_ep

@@ -13,6 +13,7 @@
 #include "csrc/buffer/buffer_plan.hpp"
 #include "csrc/buffer/call_scope.hpp"
 #include "csrc/buffer/checks.hpp"
+#include "csrc/buffer/runtime.hpp"
 #include "csrc/executor/kernel_table.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/buffer.hpp"
@@ -46,14 +47,14 @@ struct LowLatencyPart {
 template <class Params>
 struct LowLatencyPlan {
   Params params{};  ///< all but the part's, and memory that the call is given
-  Launcher<Params> KernelTable::*kernel = nullptr;
+  KernelChoice<Params> kernel{};
   int warps = 1;    ///< of a block: as many as have registers enough
   int posters = 0;  ///< blocks that post to ranks reached by RDMA: a warp for each lane to each such rank
   LowLatencyPart first;
   std::optional<LowLatencyPart> receive;  ///< a hook enqueues it
 
   void choose(const KernelChoice<Params>& choice, const LowLatencySetup& setup) {
-    kernel = choice.launcher;
+    kernel = choice;
     const int most = std::max(std::min(choice.max_threads, setup.policy.max_block_threads) / 32, 1);
     warps = setup.on_gpu() ? most : std::clamp(setup.policy.warps_per_block, 1, most);
     if (setup.rdma()) posters = (setup.common.num_far * setup.common.lanes + warps - 1) / warps;
@@ -89,11 +90,11 @@ struct LowLatencyPlan {
     if (hook) receive = make(LowLatencyPhase::receive);
   }
 
-  void enqueue(const LowLatencyPart& part, const KernelTable& kernels, StreamHandle stream) const {
+  void enqueue(const LowLatencyPart& part, const Runtime& runtime, const CallScope& scope) const {
     Params mine = params;
     mine.phase = part.phase;
     mine.common.working_blocks = part.working_blocks;
-    (kernels.*kernel)(mine, part.shape, stream);
+    runtime.launch(kernel, mine, part.shape, scope);
   }
 };
 
@@ -114,14 +115,6 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
 /// rows an owner expects.
 inline bool weights_travel(const LowLatencyDispatchArguments& arguments, const LowLatencySetup& setup) {
   return arguments.combine_weights && !setup.rdma() && setup.common.mask == nullptr;
-}
-
-/// What must be equal on all ranks of a call, in a word that travels with it: ranks that disagree would misread each
-/// other.
-inline std::uint32_t call_shape_of(std::initializer_list<int> fields) {
-  std::uint32_t shape = 1;
-  for (const int field : fields) shape = combine_shapes(shape, static_cast<std::uint32_t>(field));
-  return shape >> 1;
 }
 
 // What plans of dispatch and of combine have in common.

@@ -1,6 +1,8 @@
 // Receive hooks of low-latency dispatch: late, in any order, two at once, never.
 #include <gtest/gtest.h>
 
+#include <functional>
+
 #include "tests/cluster/fixture.hpp"
 #include "tests/cluster/low_latency_case.hpp"
 #include "tests/cluster/recording_executor.hpp"
@@ -64,6 +66,26 @@ TEST_P(LowLatencyHooksTest, AThirdWithoutHookIsRefused) {
     check_low_latency_dispatch(rank, cases[0], a);
     check_low_latency_dispatch(rank, cases[1], b);
     check_low_latency_dispatch(rank, cases[2], c);
+  });
+}
+
+/// The last owner of what a call used is the queue of hooks; its end may be the program's.
+TEST_P(LowLatencyHooksTest, AnOwnerMayCallAnotherHookAtItsEnd) {
+  DEEP_EP_NEEDS_RANKS(2);
+  const std::vector<LowLatencyCase> cases = some_cases();
+  run_with_buffers(cluster(2), options_for_cases(), [&](Rank& rank, Buffer& buffer) {
+    std::function<void()> other;
+    LowLatencyDispatchArguments first = with_hook(upload_arguments(rank, cases[0]));
+    first.owner = {static_cast<void*>(nullptr), [&](void*) { other(); }};
+    const auto a = buffer.low_latency_dispatch(first, rank.call());
+    const auto b = buffer.low_latency_dispatch(with_hook(upload_arguments(rank, cases[1])), rank.call());
+    other = b.hook;
+    first.owner.reset();
+    a.hook();  // receives b, too
+    check_low_latency_dispatch(rank, cases[0], a);
+    check_low_latency_dispatch(rank, cases[1], b);
+    check_low_latency_dispatch(rank, cases[2],
+                               buffer.low_latency_dispatch(upload_arguments(rank, cases[2]), rank.call()));
   });
 }
 

@@ -38,7 +38,7 @@
   KERNEL(find_returned_rows,                       SumRowsParams,             256) \
   KERNEL(sum_rows,                                 SumRowsParams,             256) \
   KERNEL(nic_test,                                 NicTestParams,             512) \
-  KERNEL(simulated_nic,                            SimulatedNicParams,        768)
+  KERNEL(simulated_nic,                            SimulatedNicParams,        640)
 // clang-format on
 
 namespace deep_ep {

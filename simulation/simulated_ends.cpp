@@ -126,10 +126,10 @@ class SimulatedEnds final : public Ends {
     params_.heap_key = simulated_key_of_rank(options_.rank);
     params_.lending = lending_.get();
     params_.lent_behind = on_gpu_ ? 128 : 4;  // a piece is some 10 us under way; on the CPU that some are lent is all
-    const int threads = on_gpu_ ? kernels::simulated_nic::kMaxThreads : SimulatedNicParams::kFewestThreads;
-    // All shared memory, so that no other block is on its multiprocessors.
-    const std::size_t shared = executor_->policy().max_shared_bytes;
-    runner_ = std::make_unique<NicRunner>(executor_, params_, LaunchShape{blocks_, threads, shared});
+    // As many warps that move as there is room for.
+    int threads = on_gpu_ ? kernels::simulated_nic::kMaxThreads : SimulatedNicParams::kFewestThreads;
+    while (shared_bytes(threads) > executor_->policy().max_shared_bytes) threads -= 32;
+    runner_ = std::make_unique<NicRunner>(executor_, params_, LaunchShape{blocks_, threads, shared_bytes(threads)});
     if (ringer_) thread_ = polling_thread({}, /*for_device=*/true, [this] { return ringer_->step(); });
   }
 
@@ -149,15 +149,18 @@ class SimulatedEnds final : public Ends {
 
   std::size_t count() const { return options_.ends(); }
   std::uint32_t number_of(std::size_t end) const { return 1 + static_cast<std::uint32_t>(end); }
-  std::size_t shared_bytes() const {
-    return device::simulated::Shared(Carver::without_memory(), count(), regions_.size(), params_.pieces).bytes;
+  std::size_t shared_bytes(int threads) const {
+    const int movers = threads / 32 - 3;
+    return device::simulated::Shared(Carver::without_memory(), count(), regions_.size(),
+                                     static_cast<std::size_t>(movers), params_.pieces)
+        .bytes;
   }
 
   void check_room() const {
     const std::size_t room = executor_->policy().max_shared_bytes;
-    if (shared_bytes() <= room) return;
+    if (shared_bytes(SimulatedNicParams::kFewestThreads) <= room) return;
     fail<SystemError>("the simulated NIC has room for {} in a block, {} queue pairs need {}: use fewer ranks",
-                      format_bytes(room), count(), format_bytes(shared_bytes()));
+                      format_bytes(room), count(), format_bytes(shared_bytes(SimulatedNicParams::kFewestThreads)));
   }
 
   std::vector<SimulatedQueue> table() const {

@@ -201,8 +201,8 @@ void Runtime::destroy_collectively() {
   if (faults_->broken() || faults_->given_up()) return;
   drain();
   if (options().low_latency.masking) {
-    // What this rank has posted has arrived before the others hear that it is here, and free their memory. Those that
-    // are lost never come, so ranks meet in the control plane: it knows who is. Then each ends alone.
+    // All that this rank has posted has arrived before the others hear that it is here, and free their memory. Those
+    // that are lost never come, so ranks meet in the control plane: it knows who is. Then each ends alone.
     membership_->meet(2 * timeout_s());
     return low_latency->log_masks();
   }

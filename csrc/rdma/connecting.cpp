@@ -15,7 +15,7 @@
 namespace deep_ep::rdma {
 namespace {
 
-/// What an end is connected with. End (channel, b) of rank a writes to end (channel, a) of rank b, or where that is on
+/// The other side of an end. End (channel, b) of rank a writes to end (channel, a) of rank b, or where that is on
 /// another rail of a fabric that connects rails only, to what receives there from a.
 struct OtherSide {
   QueuePairAddress receiver;  ///< what the end writes to: an end of the peer, or its landing on this rank's rail
@@ -36,7 +36,7 @@ struct OtherSide {
 std::vector<OtherSide> find_other_sides(Bootstrap& bootstrap, const ConnectionOptions& options, const Ends* ends) {
   const int addresses = 1 + options.rail_width;
   const int numbers = (options.rail_width == 0 ? 1 : 2) * options.channels;  // for each rank
-  // Where a rank tells by which address `to` reaches it.
+  // The place in which a rank tells by which address `to` reaches it.
   const auto places = [&](std::byte* told, int to, int channel, bool landing) {
     auto* const shared = reinterpret_cast<QueuePairAddress*>(told);
     auto* const number = reinterpret_cast<std::uint32_t*>(shared + addresses) + to * numbers;

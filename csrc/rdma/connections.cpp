@@ -171,7 +171,9 @@ MakeEnds ends_of(const std::shared_ptr<Executor>& executor, const SymmetricHeap&
       }
       nic.landing_nics = std::move(landings);
     }
-    return verbs::make_nic_ends(handler, nic, executor, options);
+    verbs::NicAccess reached = nic;
+    if (options.rail_width == 0) reached.landing_nics.clear();  // ends keep what they get
+    return verbs::make_nic_ends(handler, reached, executor, options);
   };
 }
 
@@ -190,7 +192,9 @@ void keep_to_rails(Bootstrap& bootstrap, std::span<ConnectionOptions> sets, cons
     for (ConnectionOptions& set : sets) set.rail_width = 0;
     return;
   }
-  if (const std::string why_not = why_unreached(bootstrap, width, /*by_landings=*/true, make); !why_not.empty()) {
+  const std::string why_not =
+      wire.kind == WireKind::local ? "" : why_unreached(bootstrap, width, /*by_landings=*/true, make);
+  if (!why_not.empty()) {
     fail<SystemError>(
         "low-latency calls have no path between rails. Directly: {}. Over rails, where NICs of a node receive for each "
         "other: {}. A buffer without low_latency.bytes needs no such path",

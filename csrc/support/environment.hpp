@@ -31,7 +31,7 @@ struct Variable {
   std::string_view allowed = choices;  ///< what a reader needs to know
   std::string_view help;
   std::uint64_t most = UINT64_MAX;  ///< of an integer
-  /// What a value of another library's variable is in the words of the table; empty: it decides nothing, as if it were
+  /// Puts a value of another library's variable into the words of the table; empty: it decides nothing, as if it were
   /// not set. Null: the notation is the same.
   std::string_view (*translate)(std::string_view name, std::string_view value) = nullptr;
 

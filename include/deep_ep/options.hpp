@@ -78,9 +78,9 @@ struct BufferOptions {
   /// other nodes. 0: DEEP_EP_RANKS_PER_NODE; if that is 0 too, ranks that map each other's memory are a node.
   int ranks_per_node = 0;
   /// Makes the tensors that calls return, as tensors of the program's framework, except those of allocate_tensor and of
-  /// handles. Received rows are in the heap if there is room; otherwise, and in recorded calls, they come through the
-  /// window. nullptr: received tensors are in the heap, the others in memory of the buffer, which keeps that of
-  /// recorded graphs.
+  /// handles (but for recv_src_idx). Received rows are in the heap if there is room; otherwise, and in recorded calls,
+  /// they come through the window. nullptr: received tensors are in the heap, the others in memory of the buffer, which
+  /// keeps that of recorded graphs.
   std::shared_ptr<ResultTensors> result_tensors = {};
   InternodeOptions internode = {};     ///< of normal mode between nodes
   LowLatencyOptions low_latency = {};  ///< of low-latency calls, which need memory: LowLatencyOptions::bytes

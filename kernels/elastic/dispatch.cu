@@ -70,13 +70,21 @@ DEEP_EP_DEVICE bool meet(const ElasticDispatchParams& params, std::uint64_t epoc
     const bool tells = params.fresh && block_index() == 0 && step == (params.told.apart() ? 0 : 1);
     if (tells) tell_selections(params, epoch);
     bool good = true;
+    Difference found;
+    int other = 0;
     block::each(step == 0 ? params.common.num_ranks : 0, [&](int peer) {
       DispatchArrival theirs;
-      good = good && meeting.hear(peer, theirs) && meeting.agrees(ours.agreed, theirs.agreed, peer) &&
-             meeting.agrees(ours.shape.word, theirs.shape.word, peer, Wanted::counts, is_last_block());
-      if (good && tokens != nullptr) tokens[peer] = theirs.num_tokens;
+      good = good && meeting.hear(peer, theirs) && meeting.agrees(ours.agreed, theirs.agreed, peer);
+      if (!good) return;
+      if (tokens != nullptr) tokens[peer] = theirs.num_tokens;
+      if (found.at >= 0) return;
+      found = difference(ours.shape.word, theirs.shape.word);
+      other = peer;
     });
-    if (!block::all(good)) return false;
+    if (step == 1 || block::all(good && found.at < 0)) continue;
+    // When all have come: a rank that left before would be calls ahead of one that is late.
+    if (block::all(good) && found.at >= 0 && is_last_block()) meeting.report(found, other, Wanted::counts);
+    return false;
   }
   bulk::fence_global();  // windows that are free may be overwritten by bulk stores
   return true;

@@ -208,7 +208,7 @@ using DispatchCall = RankCall<LowLatencyKind::dispatch, kRdma>;
 // Ranks may be masked while a call runs. Then some blocks have received with a rank and others without it, and the last
 // block to finish receives again, alone, from those that are left. All that these sent is there.
 
-/// What a block knows of its call, in shared memory; and what it needs to receive again.
+/// A block's knowledge of its call, in shared memory; and words to receive again.
 struct CallWords {
   LowLatencyEpochs epochs;
   std::uint64_t seen;  ///< the version of the masks when the block began to receive; then the sum of all blocks'

@@ -57,22 +57,19 @@ struct Meeting {
     memcpy(&message, words, sizeof(Message));
     return came;
   }
-  /// Does what `rank` has said agree with ours? Ends the call otherwise: but not before this rank's own message is on
-  /// its way to all. It comes from another block, which would not begin any more, and peers would wait for it in vain.
-  /// `on`: what a fault record calls it; none is written unless this block `reports`.
-  template <int kWords>
-  DEEP_EP_DEVICE bool agrees(const std::int32_t (&ours)[kWords], const std::int32_t (&theirs)[kWords], int rank,
-                             Wanted on, bool reports) const {
-    const Difference found = difference(ours, theirs);
-    if (found.at < 0) return true;
-    if (!reports) return false;
+  /// Ends the call, as `rank` means something else by it: but not before this rank's own message is on its way to all.
+  /// It comes from another block, which would not begin any more, and peers would wait for it in vain. `on`: what a
+  /// fault record calls it.
+  DEEP_EP_DEVICE void report(const Difference& found, int rank, Wanted on) const {
     wait_signal(wait, &box_of(common.rank).cells[0].epoch, awaited(common.rank));
     report_fault(wait.context, FaultKind::mismatch, on, first_rank + rank, found.at, found.ours, found.theirs);
-    return false;
   }
+  /// Does what `rank` has said agree with ours? Reports it otherwise.
   template <int kWords>
   DEEP_EP_DEVICE bool agrees(const std::int32_t (&ours)[kWords], const std::int32_t (&theirs)[kWords], int rank) const {
-    return agrees(ours, theirs, rank, wanted, true);
+    const Difference found = difference(ours, theirs);
+    if (found.at >= 0) report(found, rank, wanted);
+    return found.at < 0;
   }
 
   /// By all threads of one block.

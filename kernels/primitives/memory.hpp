@@ -23,7 +23,8 @@ concept Payload = std::is_trivially_copyable_v<T> &&(sizeof(T) == 4 || sizeof(T)
 }  // namespace deep_ep::device
 
 // Each target has its own half: macros that make these functions, each of which is named once, here, with its order.
-// Nothing is weaker on the GPU than on the host, and what ThreadSanitizer and mutations show there holds here.
+// Nothing but pairs of words is weaker on the GPU than on the host, and what ThreadSanitizer and mutations show there
+// holds here.
 #if DEEP_EP_TARGET_CUDA
 #include "kernels/primitives/cuda/ptx_memory.hpp"
 #else
@@ -34,8 +35,8 @@ namespace deep_ep::device {
 
 // ---- Flags and counters: integers of 4 or 8 bytes, aligned ----
 
-/// Whoever reads a value by load_acquire<S>(p) sees everything that its writer wrote before releasing it. A relaxed
-/// load is never torn, and orders nothing.
+/// A thread that reads a value by load_acquire<S>(p) sees everything that its writer wrote before releasing it. A
+/// relaxed load is never torn, and orders nothing.
 DEEP_EP_WORD_LOAD(load_acquire, "acquire", __ATOMIC_ACQUIRE)
 DEEP_EP_WORD_LOAD(load_relaxed, "relaxed", __ATOMIC_RELAXED)
 

@@ -56,7 +56,7 @@ class Buffer(NativeOwner):
     Returned tensors are ordinary tensors of PyTorch, made for the current stream (with
     ``previous_event`` for the communication stream) and, where a call is asynchronous, recorded on the other one of the
     two. Programs that use them on further streams call ``Tensor.record_stream``, as for all tensors. They may outlive the
-    buffer. Tensors of handles belong to the library.
+    buffer. Tensors of handles belong to the library, but for the places of rows at their sources (``handle[2]``).
 
     Exceptions are those of ``deep_ep.errors``: ``ValueError`` for arguments, ``TimeoutError`` when a rank does not
     come within ``DEEP_EP_TIMEOUT_S`` seconds, ``MemoryError``; all are ``RuntimeError`` too.

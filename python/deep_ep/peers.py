@@ -16,7 +16,7 @@ import torch
 from . import _native
 from .errors import UseAfterDestroy, WrongUse
 from .exchanges import bootstrap_of, device_of, is_communicator, rank_and_size, timeout_s as timeout_of_exchanges
-from .ranges import add_ranges
+from .ranges import with_ranges
 from .results import Results
 from .utils.event import EventHandle, EventOverlap
 from .utils.nvlink import check_nvlink_connections
@@ -53,8 +53,7 @@ class NativeOwner:
         bootstrap, ordinal = bootstrap_of(self.group).for_buffer(), -1 if device.index is None else device.index
         native = _native.Buffer(bootstrap, ordinal, handle, Results(device, stream), **options)
         _made[id(native)] = native
-        add_ranges(native)
-        self.runtime = self._native = native
+        self.runtime = self._native = native = with_ranges(native)
         # Also runs at interpreter exit, while everything it needs is still there.
         end = _let_go, native, rank_and_size(self.group)[0], type(self).__name__, self.explicitly_destroy, os.getpid()
         self._finalizer = weakref.finalize(self, *end)

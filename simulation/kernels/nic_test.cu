@@ -100,7 +100,7 @@ struct Batch {
         to(answered ? layout::kIncomingSlots : layout::kIncoming) {}
 
   DEEP_EP_DEVICE static std::uint64_t counter(int i) { return layout::kCounters + 8 * static_cast<std::uint64_t>(i); }
-  /// What is added there.
+  /// The number that is added there.
   DEEP_EP_DEVICE std::uint64_t step(int i) const { return static_cast<std::uint64_t>(i % counters + 1); }
 };
 

@@ -82,11 +82,12 @@ class Pieces {
   DEEP_EP_DEVICE const Piece& operator[](std::uint64_t number) const {
     return own_ != nullptr ? own_->piece(number) : lending_->slot(number).piece;
   }
-  /// By a warp: waits for this piece, or until no more come. How many there are so far.
-  DEEP_EP_DEVICE std::uint64_t await(std::uint64_t number) const {
-    // kEnd is more than any number.
-    return wait_for_word([&] { return known(); }, [&](std::uint64_t seen) { return seen > number; }) &
-           ~PieceQueue::kEnd;
+  /// How many there are so far, with PieceQueue::kEnd if no more come.
+  DEEP_EP_DEVICE std::uint64_t known() const {
+    if (own_ != nullptr) return load_acquire<Scope::block>(&own_->head);
+    // In this order: the last piece is lent before the end.
+    const bool ended = load_acquire<Scope::gpu>(&lending_->ended) == launch_;
+    return load_acquire<Scope::gpu>(&lending_->head) | (ended ? PieceQueue::kEnd : 0);
   }
   /// By one lane.
   DEEP_EP_DEVICE void tell_moved(std::uint64_t number) const {
@@ -98,14 +99,6 @@ class Pieces {
   DEEP_EP_DEVICE bool is_stopped() const { return own_ != nullptr && own_->is_stopped(); }
 
  private:
-  /// How many there are so far, with PieceQueue::kEnd if no more come.
-  DEEP_EP_DEVICE std::uint64_t known() const {
-    if (own_ != nullptr) return load_acquire<Scope::block>(&own_->head);
-    // In this order: the last piece is lent before the end.
-    const bool ended = load_acquire<Scope::gpu>(&lending_->ended) == launch_;
-    return load_acquire<Scope::gpu>(&lending_->head) | (ended ? PieceQueue::kEnd : 0);
-  }
-
   PieceQueue* own_;
   Lending* lending_;
   std::uint64_t launch_;

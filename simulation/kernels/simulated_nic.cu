@@ -39,14 +39,17 @@ DEEP_EP_DEVICE void body(const SimulatedNicParams& params, std::byte* shared) {
   const int mover = warp_index() - kOthers;
   const int movers = block_warps() - kOthers;
   const Shared all(Carver(shared), static_cast<std::size_t>(params.num_queues),
-                   static_cast<std::size_t>(params.num_regions), params.pieces);
+                   static_cast<std::size_t>(params.num_regions), static_cast<std::size_t>(movers), params.pieces);
+  const std::size_t stage = mover < 0 ? 0 : static_cast<std::size_t>(mover) * kMoverStages;
+  const RowPipe pipe{all.barriers + stage, all.stages + stage * kPieceBytes, kMoverStages, kPieceBytes};
+  if (mover >= 0 && lane_index() == 0) pipe.init();
   const bool helps = block_index() != 0;
   if (!helps) all.fill(params);
   const Pieces pieces(params, helps ? nullptr : &all.queue);
   block::sync();
   if (helps && thread_index() == 0) store_release<Scope::gpu>(&params.lending->helping, params.launch);
   if (mover >= 0) {
-    move_pieces(params, pieces, mover, movers);
+    Mover(params, pieces, pipe, mover, movers).run();
   } else if (helps) {
     return;
   } else if (warp_index() == 2) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/common/carver.hpp"
+#include "kernels/primitives/mbarrier.hpp"
 #include "kernels/primitives/memory.hpp"
 #include "kernels/primitives/warp.hpp"
 #include "simulation/kernels/simulated_nic.hpp"
@@ -11,6 +12,7 @@ namespace deep_ep::device::simulated {
 
 inline constexpr std::uint32_t kPieceBytes = 4096;  ///< what a warp copies at once
 inline constexpr std::uint32_t kMostPieces = 512;   ///< under way
+inline constexpr std::uint32_t kMoverStages = 3;    ///< pieces of a warp in shared memory
 
 /// What is behind a piece, in Piece::what.
 inline constexpr std::uint32_t kAdds = 1;       ///< an addition to `to`; the value before goes to `from`
@@ -72,13 +74,18 @@ struct Shared {
   PieceQueue::Slot* slots;   ///< [pieces]
   Served* served;            ///< [num_queues]
   SimulatedRegion* regions;  ///< [num_regions]
+  Mbarrier* barriers;        ///< [movers][kMoverStages]
+  std::byte* stages;         ///< [movers][kMoverStages], kPieceBytes each
   std::size_t bytes;
 
-  DEEP_EP_HOST_DEVICE Shared(Carver carver, std::size_t num_queues, std::size_t num_regions, std::size_t pieces)
+  DEEP_EP_HOST_DEVICE Shared(Carver carver, std::size_t num_queues, std::size_t num_regions, std::size_t movers,
+                             std::size_t pieces)
       : queue(*carver.take<PieceQueue>()),
         slots(carver.take<PieceQueue::Slot>(pieces)),
         served(carver.take<Served>(num_queues)),
         regions(carver.take<SimulatedRegion>(num_regions)),
+        barriers(carver.take<Mbarrier>(movers * kMoverStages)),
+        stages(carver.take<std::byte>(movers * kMoverStages * kPieceBytes, kLine)),
         bytes(carver.bytes()) {}
 
   /// By all threads of the block, before a sync.

@@ -38,8 +38,8 @@ class KilledProcessTest : public ClusterTest {
 };
 DEEP_EP_ON_PROCESSES(KilledProcessTest);
 
-/// That masks leave it out, that calls of all kinds and topologies name it, and that a child which holds its
-/// descriptors changes nothing: tests/faults, replaced_rank_test.cpp, tests/control.
+/// In normal mode of one node, at any moment. All kinds of calls in all topologies, with masks and without:
+/// tests/faults. A child that holds its descriptors: tests/control.
 TEST_P(KilledProcessTest, IsNamed) {
   DEEP_EP_NEEDS_RANKS(kRanks);
   const Case one = make_case({.tokens = {19, 12, 33, 7}});

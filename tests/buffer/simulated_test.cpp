@@ -1,4 +1,4 @@
-// All calls that reach other nodes, over the wire `simulated`: kernels ring, and a kernel plays the NIC.
+// Calls on a fabric that connects rails only, over the wire `simulated`.
 #include "tests/cluster/fixture.hpp"
 #include "tests/cluster/low_latency_rails_case.hpp"
 #include "tests/support/setting.hpp"

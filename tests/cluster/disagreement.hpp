@@ -23,8 +23,8 @@ inline void require_mismatch(Buffer& buffer, const std::vector<std::string>& wor
       words, "a call that ranks mean differently");
 }
 
-/// On every rank: none gets a result, at least one says `words` in a RankMismatch, and who does not has heard of it
-/// from one that does.
+/// On every rank: none gets a result, at least one says `words` in a RankMismatch, and the others have heard of it
+/// from such a rank.
 inline void require_disagreement(Rank& rank, const std::vector<std::string>& words, const std::function<void()>& call) {
   std::string wrong;
   char named = 0;

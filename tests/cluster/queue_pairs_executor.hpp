@@ -53,7 +53,7 @@ class QueuePairsExecutor final : public CountingExecutor {
   bool noted_ = false;
 };
 
-/// What is posted to `peer` over this channel fails: kernels have a wrong key for its heap.
+/// Operations to `peer` over this channel fail: kernels have a wrong key for its heap.
 inline std::shared_ptr<Executor> spoiling_executor(const std::shared_ptr<Executor>& inner, int ranks, int channels,
                                                    int channel, int peer) {
   return std::make_shared<QueuePairsExecutor>(inner, ranks, channels, [=](QueuePairsExecutor& pairs) {

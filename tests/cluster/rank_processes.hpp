@@ -27,7 +27,7 @@ RankProcess rank_process();
 bool is_own_cluster();
 
 /// Starts the ranks, waits for them, and returns what each wrote to stderr if it failed (empty if it did not).
-/// What is still running after cluster_patience() is killed and reported.
+/// Ranks that still run after cluster_patience() are killed and reported.
 std::vector<std::string> run_processes(int ranks, const std::set<int>& lost_ranks);
 
 /// This program, started again.

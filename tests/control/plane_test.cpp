@@ -58,6 +58,16 @@ TEST_P(PlaneTest, LeavingIsNotDying) {
   EXPECT_EQ(buffer.words[0].lost_for(1), kNobody);
 }
 
+TEST_P(PlaneTest, ARankThatHasLeftOneBufferIsMissedInAnother) {
+  Planes planes(2, by_unix());
+  Planes::Buffer& first = planes.join(1, {0, 1});
+  Planes::Buffer& second = planes.join(2, {1, 0});  // the same processes, as other ranks
+  first.leave(1);
+  planes.end(1);
+  EXPECT_TRUE(eventually([&] { return second.words[1].lost_for(0) == 0; }));
+  EXPECT_EQ(first.words[0].lost_for(1), kNobody);
+}
+
 TEST_P(PlaneTest, ChainsNameTheRankAtTheirEnd) {
   Planes planes(3, by_unix());
   Planes::Buffer& buffer = planes.join(1, {0, 1, 2});

@@ -13,7 +13,9 @@
 #include "deep_ep/error.hpp"
 #include "deep_ep/executor.hpp"
 #include "kernels/primitives/block.hpp"
+#include "kernels/primitives/bulk.hpp"
 #include "kernels/primitives/launch.hpp"
+#include "kernels/primitives/memory.hpp"
 #include "kernels/primitives/warp.hpp"
 
 namespace deep_ep::test {
@@ -70,6 +72,43 @@ TEST(HostShared, IsPoisonedInEveryBlock) {
     EXPECT_EQ(failure_of(*machine, {4, 32, 4096}, look), "");
   }
   EXPECT_EQ(seen, std::vector<std::uint32_t>(8, 0xC5C5C5C5u));
+}
+
+TEST(HostShared, ScopesWiderThanTheBlockAreReported) {
+  const auto machine = make_host_executor();
+  const std::string text = failure_of(*machine, {1, 32, 64}, [](std::byte* shared) {
+    if (thread_index() == 0) store_relaxed<Scope::gpu>(reinterpret_cast<std::uint32_t*>(shared + 16), 0u);
+  });
+  EXPECT_NE(text.find("an access at gpu or system scope to shared+16"), std::string::npos) << text;
+}
+
+/// Thread 0 acquires a word, thread 32 copies; a fence that lies elsewhere does not count.
+TEST(HostBulk, CopiesBehindAnAcquireNeedAFenceBetween) {
+  enum Fence { none, before_the_acquire, by_the_acquirer, by_the_copier, before_they_meet };
+  for (const Fence fence : {none, before_the_acquire, by_the_acquirer, by_the_copier, before_they_meet}) {
+    const auto machine = make_host_executor({.seed = 1});
+    alignas(128) std::byte row[128];
+    const std::uint64_t word = 1;
+    const std::string text = failure_of(*machine, {1, 64, 1024}, [&](std::byte* shared) {
+      const auto fence_if = [&](int thread, Fence here) {
+        if (thread_index() == thread && fence == here) bulk::fence_global();
+      };
+      fence_if(0, before_the_acquire);
+      if (thread_index() == 0) load_acquire<Scope::system>(&word);
+      fence_if(0, by_the_acquirer);
+      fence_if(32, before_they_meet);
+      warp::sync();
+      block::sync();
+      fence_if(32, by_the_copier);
+      if (thread_index() != 32) return;
+      bulk::store(row, shared, sizeof row);
+      bulk::commit();
+      bulk::wait<0>();
+    });
+    const bool right = fence == by_the_acquirer || fence == by_the_copier;
+    EXPECT_EQ(text.find("without bulk::fence_global") == std::string::npos, right) << fence << ": " << text;
+    EXPECT_EQ(text.empty(), right) << text;
+  }
 }
 
 }  // namespace

@@ -1,6 +1,9 @@
 // A first thousand runs, in parts. scripts/faults makes any number of others.
 #include <gtest/gtest.h>
 
+#include <set>
+#include <tuple>
+
 #include "tests/cluster/fixture.hpp"
 #include "tests/faults/campaign.hpp"
 #include "tests/faults/runs.hpp"
@@ -43,6 +46,21 @@ TEST(FaultsInSetUpTest, EveryAllocation) {
       EXPECT_TRUE(reached || event > 8) << "a buffer allocates more often than " << event << " times";
     }
   }
+}
+
+/// A process is killed early in each kind of call of each topology: the others name it, or mask it.
+TEST(FaultsKilledTest, InEveryKindOfCall) {
+  std::set<std::tuple<test::Topology, bool, Step::Kind>> seen;
+  constexpr std::size_t kAll = 3 * 5 + 2 + 3 * 2;  // three topologies with all calls; only_rdma; three with masks
+  for (std::uint64_t seed = 1; seen.size() < kAll && seed < 10000; ++seed) {
+    const Plan plan = make_plan(seed, Fault::kill);
+    const Step::Kind kind = plan.steps[static_cast<std::size_t>(plan.step)].kind;
+    if (plan.event > 20 || !seen.insert({plan.topology, plan.masking, kind}).second) continue;
+    const Verdict verdict = run(plan, test::scaled(1));
+    for (const Violation& one : verdict.violations) ADD_FAILURE() << plan.describe() << ": " << one.text;
+    EXPECT_EQ(verdict.summary, plan.masking ? "masked" : "TimeoutError") << plan.describe();
+  }
+  EXPECT_EQ(seen.size(), kAll);
 }
 
 /// By rails. The counts of rank 3 do not reach rank 0, which therefore does not hand on what rank 2 has sent to its

@@ -145,7 +145,9 @@ TEST(Wait, AWarpThatServesNodesEnds) {
       run(executor, kernel, {1, 32, 64}, {context, wait.signal.data(), wait.returned.data()});
       for (std::size_t lane = 0; lane < 32; ++lane) ASSERT_EQ(wait.returned[lane], 1u) << "lane " << lane;
       EXPECT_EQ(wait.faults[0].written, why == Why::called_off ? 0u : 1u);
-      if (why == Why::lost_rank) EXPECT_EQ(wait.faults[0].peer, 1);
+      if (why == Why::lost_rank) {
+        EXPECT_EQ(wait.faults[0].peer, 1);
+      }
       EXPECT_NE(wait.abort[0], 0u);
     });
   }

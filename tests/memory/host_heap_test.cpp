@@ -40,6 +40,22 @@ bool exchange(Bootstrap& bootstrap, SymmetricHeap& heap) {
   return true;
 }
 
+TEST(HostHeap, RanksOfOtherHostsAreNotMapped) {
+  as_threads(4, [&](Bootstrap& bootstrap) {
+    const auto host = [](int rank) { return rank / 2; };
+    ProcessIdentity identity = this_process();
+    if (host(bootstrap.rank()) == 1) identity.boot_id[0] = identity.boot_id[0] == 'x' ? 'y' : 'x';
+    const auto heap = make_heap(bootstrap, 10000, identity);
+    bool right = true;
+    for (int peer = 0; peer < 4; ++peer) {
+      const bool mapped = heap->peers()[static_cast<std::size_t>(peer)] != nullptr;
+      right &= mapped == (host(peer) == host(bootstrap.rank()));
+    }
+    bootstrap.barrier();
+    if (!right) throw std::runtime_error("a rank of another host is mapped, or one of this host is not");
+  });
+}
+
 /// The others see its memory where that of the process before was.
 TEST(HostHeap, ANewProcessTakesThePlaceOfAnother) {
   if (test::under_thread_sanitizer()) GTEST_SKIP() << "ThreadSanitizer ends a forked child with threads";

@@ -66,7 +66,7 @@ def test_no_rank_waits_for_one_with_a_wrong_setting(group):
             make().destroy()
 
 
-def test_a_time_out_that_is_given_holds(monkeypatch):
+def test_a_time_out_other_than_the_default_holds(monkeypatch):
     given = []
     make = peers.NativeOwner._make
 

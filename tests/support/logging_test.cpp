@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -12,6 +13,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -119,6 +121,21 @@ TEST(LogDeathTest, LinesAreAppendedToTheFile) {
                     }),
                 testing::ExitedWithCode(0), "");
   }
+}
+
+TEST(LogSink, MayChangeWhileOthersLog) {
+  std::atomic<int> lines = 0;
+  const LogSink count = [&](LogLevel, std::string_view) { ++lines; };
+  const SinkOfTest sink(count, LogLevel::warn);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 3; ++i) {
+    threads.emplace_back([] {
+      for (int line = 0; line < 1000; ++line) log::warn("line {}", line);
+    });
+  }
+  for (int i = 0; i < 100; ++i) set_log_sink(count, LogLevel::warn);
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(lines, 3000);
 }
 
 }  // namespace

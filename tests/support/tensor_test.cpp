@@ -9,6 +9,14 @@
 namespace deep_ep {
 namespace {
 
+TEST(TensorView, StridesOfSizeOneDimensionsDoNotMatter) {
+  TensorView view = TensorView::contiguous(nullptr, DType::float32, {4, 1, 8});
+  view.strides[1] = 12345;
+  EXPECT_TRUE(view.is_contiguous());
+  view.strides[0] = 16;
+  EXPECT_FALSE(view.is_contiguous());
+}
+
 TEST(TensorView, SizesWhoseProductWouldWrapAreRefused) {
   constexpr std::int64_t kHuge = std::int64_t{1} << 32;
   EXPECT_THROW(TensorView::contiguous(nullptr, DType::int32, {kHuge, kHuge}), InvalidArgument);

@@ -6,8 +6,8 @@
 // - where time decides, a test takes its deadline from here, and says beside it what else could go wrong in that time.
 //
 // Three limits end a test that hangs, each well before the next: the library's own deadline (patience(), 10 s on a
-// quiet machine), which says who waited for whom; the deadline of ranks that are
-// processes (cluster_patience()); scripts/run_gtest.py (600 s).
+// quiet machine), which says which rank waited for which; the deadline of ranks that are processes
+// (cluster_patience()); scripts/run_gtest.py (600 s).
 #pragma once
 
 #include <stdlib.h>  // getloadavg

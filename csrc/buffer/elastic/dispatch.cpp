@@ -338,7 +338,7 @@ void dispatch_by_rails(ElasticDispatchResult& result, const ElasticDispatchArgum
       rows.num_worst_tokens = arguments.exact ? 0 : std::int64_t{mode.common.num_ranks} * arguments.max_tokens;
       return mode.dispatch(rows, scope);
     }
-    // Where the rows of the earlier dispatch went. Selections travel for the weights only.
+    // The way of the earlier dispatch. Selections travel for the weights only.
     DispatchHandle route = arguments.handle->route;
     route.num_recv_rows = arguments.handle->local_topk_idx.size(0);
     rows.handle = &route;

@@ -45,9 +45,9 @@ struct NicAccess {
   std::optional<GpuAccess> gpu;                 ///< whose are heap and rings; nothing: the CPU's
   bool relaxed_ordering = false;                ///< of payload
   const Mlx5Functions* mlx5 = nullptr;          ///< null: those of this machine
-  std::shared_ptr<devx::DevxDevice> devx = {};  ///< what all ends by DevX share; the first of them make it
-  /// Where ends keep to rails: NICs of this node, by which their rails' ranks of other nodes write to this rank's heap.
-  /// Of each rail; without a device for this rank's own.
+  std::shared_ptr<devx::DevxDevice> devx = {};  ///< what all ends by DevX share; the first one makes it
+  /// Of ends that keep to rails: NICs of this node, by which their rails' ranks of other nodes write to this rank's
+  /// heap. Of each rail; without a device for this rank's own.
   std::vector<HeapOnNic> landing_nics = {};
 
   /// Opens a port of a device and registers the heap with it.

@@ -16,7 +16,7 @@
 
 namespace deep_ep::device::low_latency {
 
-/// A combine where rows travel as the experts left them: see unreduced.cu.
+/// A combine where rows travel as the experts left them: see unreduced.hpp.
 struct UnreducedCall : CombineCall<false> {
   using CombineCall<false>::CombineCall;
 
@@ -46,11 +46,17 @@ struct CombineAdder {
   using Lines = LinePoller<kTogether>;
 
   const LowLatencyCombineParams& params;
-  const CombineWire& wire;
+  CombineWire kept;
   Call call;
   int member, members;  ///< this warp, of those that share a token
   Selection loaded{};   ///< unreduced: the lane's of one token, loaded before the call was known
   int loaded_token = -1;
+
+  /// Kernels with RDMA have no registers to keep it in: with them a receive part took 15.5 us instead of 14.1.
+  DEEP_EP_DEVICE CombineWire wire() const {
+    if constexpr (kRdma) return CombineWire(params.hidden);
+    return kept;
+  }
 
   /// Adds up every `step`-th token of this rank from `first` on. By rails before these the tokens of other nodes'
   /// ranks, whose sums have further to go: of their rows those of this node. Their owner gets the sum.
@@ -145,7 +151,7 @@ struct CombineAdder {
   DEEP_EP_DEVICE bool add_lines(int owner, int token, const CombineTerms& terms) const {
     const LineLane lane;
 #pragma unroll 1
-    for (int unit = member; unit < wire.pieces(); unit += members) {
+    for (int unit = member; unit < wire().pieces; unit += members) {
       const auto line = static_cast<std::uint32_t>(unit * kWarpLines + lane.line);
       float sum[8] = {};  // the last lane of a line also adds the tag, to sums that are not used
 #pragma unroll 1
@@ -164,12 +170,12 @@ struct CombineAdder {
         if (lane.has_tag()) part.word[1] = call.epoch;
         if (terms.count != 0) {
           store_line(call.staged_row(owner, token).in(params.common.local) + lane.byte_at(line), part,
-                     line < wire.lines());
+                     line < wire().lines);
         }
         continue;
       }
-      auto* const to = reinterpret_cast<Vec16*>(params.combined_x) + std::int64_t{token} * wire.vectors();
-      const int vector = wire.vector(line);
+      auto* const to = reinterpret_cast<Vec16*>(params.combined_x) + std::int64_t{token} * wire().vectors;
+      const int vector = wire().vector(line);
       if (vector >= 0) store_vector(to + vector, line, LinePart::of(rounded));
     }
     if (relays(owner) && terms.count != 0) call.hand_over(owner, token, member);
@@ -179,7 +185,7 @@ struct CombineAdder {
   /// Waits for four lines of up to kTogether terms from the `first` on; `line` is this lane's. False: they do not come.
   DEEP_EP_DEVICE bool await(int token, const CombineTerms& terms, int first, std::uint32_t line, bool measures,
                             Lines& lines) const {
-    const bool is_line = line < wire.lines();
+    const bool is_line = line < wire().lines;
     const std::uint32_t at = LineLane().byte_at(line);
     const int count = terms.count - first < kTogether ? terms.count - first : kTogether;
     const std::int64_t cycles = clock_cycles();

@@ -124,9 +124,9 @@ struct CombinePusher : RowPusher {
       for (int i = 0; i < kTogether; ++i) {
         if (piece + i >= pieces) continue;
         const std::int64_t from = warp::shuffle(row.position, lowest_bit(rows_to_load));
-        const int vector = wire.vector(line_to_load);
+        const int vector = wire().vector(line_to_load);
         if (vector >= 0) {
-          loaded[i] = load_stream(reinterpret_cast<const Vec16*>(params.x) + from * wire.vectors() + vector);
+          loaded[i] = load_stream(reinterpret_cast<const Vec16*>(params.x) + from * wire().vectors + vector);
         }
         rows_to_load &= rows_to_load - 1;
         if (rows_to_load != 0) continue;
@@ -153,7 +153,7 @@ struct CombinePusher : RowPusher {
         add_weighted(sum, loaded[i], warp::shuffle(weight, lowest_bit(rows_to_add)));
         rows_to_add &= rows_to_add - 1;
         if (rows_to_add != 0) continue;
-        wire.store(to, line_to_add, pack_sum(sum), call.epoch);
+        wire().store(to, line_to_add, pack_sum(sum), call.epoch);
         for (float& part : sum) part = 0.0f;
         rows_to_add = rows;
         line_to_add += line_step();
@@ -269,7 +269,7 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
 
   // 1. Loads under way: the first row to push; the selection that this thread announces first, or those of the first
   // token to add.
-  Pusher pusher{{params, wire, shared, group, groups, warp % params.warps_per_row}};
+  Pusher pusher{{params, shared, group, groups, warp % params.warps_per_row}};
   if (pushes) pusher.load_first(kUnreduced);
   block::each(held_up, [&](int i) { shared.pushed[i] = 0; });
   Selection loaded{};
@@ -279,8 +279,8 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   if (loads && first < params.num_tokens) loaded = Selection::load(params, first, k);
 
   // 2. Which call is this? The last warp then does what no other waits for: it tells the peers which call this rank is
-  // done with, and moves the counters on. With two calls in flight the next one may be what waits for room: so calls in
-  // two launches that nobody announces are acknowledged, and counted, when all is done.
+  // done with, and moves the counters on. With two calls in flight the next one may be what waits for room: so receive
+  // parts without announcements are acknowledged and counted when all is done, as unreduced send parts are counted.
   shared.prepare(params, last_warp);
   block::sync();
   const LowLatencyEpochs epochs = shared.words->epochs;

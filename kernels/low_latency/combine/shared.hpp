@@ -1,5 +1,5 @@
-// What the sides of the low-latency combine share: rows as they travel, what the owner of tokens selects, shared memory
-// of a block, how it learns which call it is in, and the rows that the dispatch brought.
+// Parts that both sides of the low-latency combine share: rows as they travel, what the owner of tokens selects, shared
+// memory of a block, how it learns which call it is in, and the rows that the dispatch brought.
 #pragma once
 
 #include <cmath>
@@ -13,23 +13,25 @@ namespace deep_ep::device::low_latency {
 
 /// A row of combine as it travels from an expert rank to the token's owner: tagged lines with vectors of bfloat16.
 struct CombineWire {
-  int hidden;
+  int vectors;
+  std::uint32_t lines;
+  int pieces;  ///< of four lines: what a warp works on at once
 
-  DEEP_EP_HOST_DEVICE int vectors() const { return hidden / 8; }
-  DEEP_EP_HOST_DEVICE std::uint32_t lines() const { return tagged_lines(2 * static_cast<std::uint32_t>(hidden)); }
+  DEEP_EP_HOST_DEVICE explicit CombineWire(int hidden)
+      : vectors(hidden / 8),
+        lines(tagged_lines(2 * static_cast<std::uint32_t>(hidden))),
+        pieces((static_cast<int>(lines) + kWarpLines - 1) / kWarpLines) {}
+
   /// In the window.
-  DEEP_EP_HOST_DEVICE std::uint32_t bytes() const { return lines() * kTaggedLine; }
-  /// Of four lines: what a warp works on at once.
-  DEEP_EP_DEVICE int pieces() const { return (static_cast<int>(lines()) + kWarpLines - 1) / kWarpLines; }
-
+  DEEP_EP_HOST_DEVICE std::uint32_t bytes() const { return lines * kTaggedLine; }
   /// The vector of the row that the lane has in a line; -1: none.
   DEEP_EP_DEVICE int vector(std::uint32_t line) const {
     const int vector = LineLane().vector(line);
-    return vector < vectors() ? vector : -1;
+    return vector < vectors ? vector : -1;
   }
   /// By a whole warp: stores the lane's part of a line into the row at `to`.
   DEEP_EP_DEVICE void store(std::byte* to, std::uint32_t line, const Vec16& vector, std::uint64_t tag) const {
-    store_line(to + LineLane().byte_at(line), tagged_part(vector, line, tag), line < lines());
+    store_line(to + LineLane().byte_at(line), tagged_part(vector, line, tag), line < lines);
   }
 };
 
@@ -137,7 +139,7 @@ struct CombineShared {
   Words* words;
   std::uint64_t* acknowledged;  ///< [ranks], sending: what each rank had acknowledged when the block began
   RdmaPeerParams* posters;      ///< in blocks that post, instead of the rest: of each warp
-  std::uint32_t* pushed;        ///< of rows that signals hold up, group by group: a bit for each selection that has left
+  std::uint32_t* pushed;  ///< of rows that signals hold up, group by group: a bit for each selection that has left
   std::size_t bytes;
 
   /// `poster_warps`: 0 where nothing is posted. `rows`: that signals may hold up.
@@ -185,13 +187,14 @@ struct CombineRow {
 /// Neighbouring rows belong to different owners: all links are busy at once.
 struct RowPusher {
   const LowLatencyCombineParams& params;
-  const CombineWire& wire;
   const CombineShared& shared;
   int group, groups;      ///< in the block
   int warp;               ///< in the group
   int sharing = 0;        ///< so many groups share a row: a power of two, by its exponent
   CombineRow first{};     ///< the group's first row
   std::int32_t most = 0;  ///< rows of any source that this lane has seen
+
+  DEEP_EP_DEVICE CombineWire wire() const { return CombineWire(params.hidden); }
 
   /// Starts the loads that do not depend on the call. `shares`: more groups than rows share the selections of a row.
   DEEP_EP_DEVICE void load_first(bool shares) {
@@ -219,7 +222,7 @@ struct RowPusher {
 
   // Of a row this warp works on every warps_per_row-th piece, step by step.
   DEEP_EP_DEVICE int line_steps() const {
-    return (wire.pieces() - warp + params.warps_per_row - 1) / params.warps_per_row;
+    return (wire().pieces - warp + params.warps_per_row - 1) / params.warps_per_row;
   }
   /// The lane's line of the first step, and how far on that of the next one is.
   DEEP_EP_DEVICE std::uint32_t first_line() const {

@@ -96,19 +96,19 @@ struct UnreducedPusher : RowPusher {
   /// This warp's share of the lines of row `position` of x. kWhileWritten: other rows of x may still be written.
   template <bool kWhileWritten>
   DEEP_EP_DEVICE void copy(std::int32_t position, std::byte* to, std::uint64_t tag) const {
-    const auto* from = reinterpret_cast<const Vec16*>(params.x) + std::int64_t{position} * wire.vectors();
+    const auto* from = reinterpret_cast<const Vec16*>(params.x) + std::int64_t{position} * wire().vectors;
     std::uint32_t line = first_line();
 #pragma unroll 1
     for (int left = line_steps(); left > 0; left -= kTogether) {
       Vec16 loaded[kTogether] = {};
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
-        const int vector = i < left ? wire.vector(line + i * line_step()) : -1;
+        const int vector = i < left ? wire().vector(line + i * line_step()) : -1;
         if (vector >= 0) loaded[i] = kWhileWritten ? load_weak(from + vector) : load_stream(from + vector);
       }
 #pragma unroll
       for (int i = 0; i < kTogether; ++i, line += line_step()) {
-        if (i < left) wire.store(to, line, loaded[i], tag);
+        if (i < left) wire().store(to, line, loaded[i], tag);
       }
     }
   }

@@ -225,5 +225,25 @@ TEST_P(ElasticBarrierTest, NobodyPassesBeforeAllHaveCome) {
   }
 }
 
+TEST_P(ElasticBarrierTest, ARankThatDoesNotComeIsNamed) {
+  DEEP_EP_NEEDS_RANKS(2);
+  for (const int ranks_per_node : {2, 1}) {
+    run_cluster(cluster_with_absentees(2), [&](Rank& rank) {
+      Buffer& buffer =
+          rank.buffer({.heap_bytes = 16 * kMiB, .timeout_s = short_deadline(), .ranks_per_node = ranks_per_node});
+      if (rank.rank() == 0) {
+        require_throws<TimeoutError>(
+            [&] {
+              buffer.barrier(rank.call());
+              buffer.check();
+            },
+            {"rank 0 waited", "for rank 1", ranks_per_node == 2 ? "its arrival at the barrier" : "its token counts"},
+            "barrier");
+      }
+      rank.bootstrap()->barrier();
+    });
+  }
+}
+
 }  // namespace
 }  // namespace deep_ep::test

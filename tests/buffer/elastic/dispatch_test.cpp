@@ -1,4 +1,7 @@
 // Dispatch of the second interface, bit for bit against plain loops.
+#include <chrono>
+#include <thread>
+
 #include "tests/buffer/elastic/dispatch_case.hpp"
 #include "tests/cluster/disagreement.hpp"
 #include "tests/cluster/fixture.hpp"
@@ -175,6 +178,25 @@ TEST_P(ElasticDispatchTest, RanksThatDisagreeLearnOfIt) {
       });
     }
   }
+}
+
+TEST_P(ElasticDispatchTest, RanksThatDisagreeStayInStepWithALateOne) {
+  DEEP_EP_NEEDS_RANKS(3);
+  const Case one = make_case({.tokens = {5, 6, 4}, .local_experts = 4, .hidden = 80});
+  run_cluster(cluster(3), [&](Rank& rank) {
+    Buffer& buffer = rank.buffer({.heap_bytes = 8 * kMebibyte});
+    for (int call = 0; call < 2; ++call) {
+      ElasticDispatchArguments mine = elastic_arguments(rank, one, {.weights = true});
+      if (rank.rank() == 0) mine.topk_weights.reset();
+      if (rank.rank() == 2) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      require_mismatch(buffer, {"dispatch: topk_weights is"}, [&] {
+        buffer.dispatch_elastic(mine, rank.call());
+        rank.executor()->synchronize(rank.stream());
+      });
+    }
+    const ElasticKind kind{};
+    check_elastic(rank, one, kind, buffer.dispatch_elastic(elastic_arguments(rank, one, kind), rank.call()));
+  });
 }
 
 TEST_P(ElasticDispatchTest, ABlockMayBeginLaterThanTheNextCallOfAnotherRank) {

@@ -12,7 +12,7 @@ namespace {
 
 class LowLatencyMasksTest : public ClusterTest {};
 DEEP_EP_LOW_LATENCY_ON_THREADS(LowLatencyMasksTest);
-/// What does not depend on the way to other ranks.
+/// Tests of lost ranks that do not depend on how ranks reach each other.
 class LowLatencyLostRanksTest : public ClusterTest {};
 DEEP_EP_ON_THREADS(LowLatencyLostRanksTest);
 

@@ -1,4 +1,5 @@
 // Low-latency calls by rails together with others, which go directly: hooks, FP8; barriers.
+#include "tests/cluster/disagreement.hpp"
 #include "tests/cluster/fixture.hpp"
 #include "tests/cluster/low_latency_rails_case.hpp"
 
@@ -37,6 +38,33 @@ TEST(LowLatencyRailScheduleTest, EverySeedGivesTheSame) {
       buffer.check();
     });
   });
+}
+
+class LowLatencyRailDisagreementTest : public ClusterTest {};
+DEEP_EP_BY_RAILS(LowLatencyRailDisagreementTest);
+
+/// Calls with hooks go directly, those without by rails: ranks that differ in hooks hear of it in either kind of call.
+TEST_P(LowLatencyRailDisagreementTest, OnHooks) {
+  constexpr Nodes kNodes{4, 2};
+  DEEP_EP_NEEDS_RANKS(kNodes.ranks);
+  const LowLatencyCombineCase one = make_low_latency_combine_case(
+      {.tokens = {4, 4, 4, 4}, .max_tokens = 4, .hidden = 256, .local_experts = 1, .topk = 4});
+  for (const bool combines : {false, true}) {
+    run_cluster(cluster_with_absentees(kNodes.ranks), [&](Rank& rank) {
+      Buffer& buffer = rank.buffer(rail_options(kNodes, 4, 256, patience()));
+      const bool hook = rank.rank() == 1;
+      LowLatencyHandle handle;
+      if (combines) handle = dispatch_low_latency(rank, buffer, one);
+      require_disagreement(rank, {"return_recv_hook"}, [&] {
+        if (combines) {
+          received(buffer.low_latency_combine(with_hook(upload_combine(rank, one, handle), hook), rank.call()));
+        } else {
+          received(buffer.low_latency_dispatch(with_hook(upload_arguments(rank, one.before), hook), rank.call()));
+        }
+        buffer.check();
+      });
+    });
+  }
 }
 
 }  // namespace

@@ -71,7 +71,7 @@ TEST_P(LowLatencyScratchTest, IsTheProgramsFromCleaningToCleaning) {
   }
 }
 
-/// What a queue pair posts leaves when the test says so.
+/// A queue pair's posted work leaves when the test says so.
 class HeldDoorbell {
  public:
   explicit HeldDoorbell(RdmaQueuePair& queue) : bell_(std::exchange(queue.doorbell, &posted_)) {}

@@ -3,6 +3,7 @@
 // also refuse a request.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <stdexcept>
 
@@ -20,7 +21,7 @@ struct Refused : std::runtime_error {
   Refused() : std::runtime_error("this request is refused") {}
 };
 
-/// Used by one thread at a time.
+/// Used by one thread at a time, but for the thread of a simulated NIC.
 class CountingExecutor : public Backend {
  public:
   explicit CountingExecutor(const std::shared_ptr<Executor>& inner) : inner_(backend_of(inner)) {}
@@ -32,19 +33,19 @@ class CountingExecutor : public Backend {
   Device device() const override { return inner_->device(); }
   const LaunchPolicy& policy() const override { return inner_->policy(); }
   void* allocate(std::size_t bytes) override { return count(), inner_->allocate(bytes); }
-  void free(void* memory) noexcept override { ++calls.all, inner_->free(memory); }
+  void free(void* memory) noexcept override { add(calls.all), inner_->free(memory); }
   void free_after(void* memory, StreamHandle stream) noexcept override {
-    ++calls.all, inner_->free_after(memory, stream);
+    add(calls.all), inner_->free_after(memory, stream);
   }
   void* allocate_pinned(std::size_t bytes) override { return count(), inner_->allocate_pinned(bytes); }
-  void free_pinned(void* memory) noexcept override { ++calls.all, inner_->free_pinned(memory); }
+  void free_pinned(void* memory) noexcept override { add(calls.all), inner_->free_pinned(memory); }
   StreamHandle create_stream() override { return count(), inner_->create_stream(); }
-  void destroy_stream(StreamHandle stream) noexcept override { ++calls.all, inner_->destroy_stream(stream); }
+  void destroy_stream(StreamHandle stream) noexcept override { add(calls.all), inner_->destroy_stream(stream); }
   EventHandle record_event(StreamHandle stream) override {
-    return ++calls.record_event, count(), inner_->record_event(stream);
+    return add(calls.record_event), count(), inner_->record_event(stream);
   }
   void wait_event(StreamHandle stream, const EventHandle& event) override {
-    ++calls.wait_event, count(), inner_->wait_event(stream, event);
+    add(calls.wait_event), count(), inner_->wait_event(stream, event);
   }
   bool event_done(const EventHandle& event) override { return count(), inner_->event_done(event); }
   void synchronize_event(const EventHandle& event) override { count(), inner_->synchronize_event(event); }
@@ -68,8 +69,9 @@ class CountingExecutor : public Backend {
   }
 
  private:
+  static void add(int& number) { std::atomic_ref(number).fetch_add(1, std::memory_order_relaxed); }
   void count() {
-    ++calls.all;
+    add(calls.all);
     may_refuse();
   }
   void may_refuse() const {

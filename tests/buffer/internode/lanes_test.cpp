@@ -53,6 +53,7 @@ ClusterOptions few_warps(int ranks, std::uint64_t seed) {
 /// One path of the network is much slower than the others: the call does not wait for its share of the rows there. On
 /// a busy machine the other paths are slow as well, so there are several attempts.
 TEST(InternodeLanes, ASlowPathTakesFewChunks) {
+  if (under_thread_sanitizer()) GTEST_SKIP() << "the other paths are as slow there";
   const Setting wire("DEEP_EP_RDMA_WIRE", "simulated:slow=1,slow_rate=0.001");  // 0.13 s for a chunk
   constexpr int kLanes = 4, kChunks = 64, kFew = 10;
   const Case one = make_case(

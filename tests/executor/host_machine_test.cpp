@@ -1,4 +1,4 @@
-// What the host machine does to kernels so that mistakes show, and what it says of those that cannot go on. Mistakes in
+// The host machine makes mistakes of kernels show, and says why a kernel cannot go on. Mistakes in
 // kernels (tests/mutants) that it reports in other words are caught by tests of those kernels.
 #include <gtest/gtest.h>
 

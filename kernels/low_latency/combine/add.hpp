@@ -52,7 +52,7 @@ struct CombineAdder {
   Selection loaded{};   ///< unreduced: the lane's of one token, loaded before the call was known
   int loaded_token = -1;
 
-  /// Kernels with RDMA have no registers to keep it in: with them a receive part took 15.5 us instead of 14.1.
+  /// Kernels with RDMA do not keep it: where they did, a receive part took 15.5 us instead of 14.1 on two H200.
   DEEP_EP_DEVICE CombineWire wire() const {
     if constexpr (kRdma) return CombineWire(params.hidden);
     return kept;

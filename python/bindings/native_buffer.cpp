@@ -532,17 +532,12 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   // and element 2 is a tensor that may be PyTorch's, so that PyTorch is told of the streams that use it.
 
   py::tuple hand_out_handle(const DispatchHandle& handle) const {
-    const Tensor& matrix = handle.rank_prefix_matrix;
-    Tensor ends;
-    if (handle.node_row.defined()) {
-      TensorView column = matrix.view();
-      column.dims = 1;
-      column.data = matrix.as<std::int32_t>() + rank_ % matrix.size(1);
-      ends = Tensor(column, matrix.storage());
-    }
+    const py::object matrix = hand_out(handle.rank_prefix_matrix);
+    py::object ends = py::none();
+    if (handle.node_row.defined()) ends = matrix.attr("select")(1, rank_ % handle.rank_prefix_matrix.size(1));
     // The last one has memory of its own: a stream that it was used on counts when it goes.
-    return py::make_tuple(hand_out(matrix), handle, hand_out(handle.recv_src_idx), hand_out(ends), py::none(),
-                          py::none(), hand_out(handle.relay_rows));
+    return py::make_tuple(matrix, handle, hand_out(handle.recv_src_idx), ends, py::none(), py::none(),
+                          hand_out(handle.relay_rows));
   }
   static const DispatchHandle& in_handle(const py::tuple& handle) {
     check_length(handle, 7, "dispatch");

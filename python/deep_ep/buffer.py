@@ -38,11 +38,9 @@ class Buffer(NativeOwner):
     Streams. On GPUs a call runs behind ``previous_event`` if one is given, *else* behind the work of the current
     stream, and behind the buffer's calls before it. Later work of the current stream comes after it, or, with
     ``async_finish=True``, the returned event stands for the results: use them only on a stream that waited for it.
-    Kernels run on the buffer's own communication stream, or, without ``async_finish`` and ``previous_event``, on the
-    current stream itself: the order is the same, and a call is a few microseconds faster.
     The host waits in ``dispatch`` alone, and there only without a handle and without ``num_worst_tokens``; all other calls
     can be recorded into CUDA graphs. On the CPU calls are complete when they return. Other Python threads run while a call
-    waits.
+    waits. All ranks make the same calls in the same order. One thread at a time per buffer.
 
     Low-latency calls need ``low_latency_mode=True`` and ``num_rdma_bytes``. Further symbols of theirs: L = E / R local experts,
     M = ``num_max_dispatch_tokens_per_rank``: T is at most M on each rank. They run on the current stream, or with
@@ -51,12 +49,8 @@ class Buffer(NativeOwner):
     results, counts and statistics are valid after that. In between no SM is used. Of each kind of call (dispatch, combine)
     two may wait for their hooks at once.
 
-    All ranks make the same calls in the same order. One thread at a time per buffer.
-
-    Returned tensors are ordinary tensors of PyTorch, made for the current stream (with
-    ``previous_event`` for the communication stream) and, where a call is asynchronous, recorded on the other one of the
-    two. Programs that use them on further streams call ``Tensor.record_stream``, as for all tensors. They may outlive the
-    buffer. Tensors of handles belong to the library, but for the places of rows at their sources (``handle[2]``).
+    Returned tensors are ordinary tensors of PyTorch, for the current stream and, where a call is asynchronous, for the
+    communication stream. They may outlive the buffer. Tensors of handles belong to the library, but for ``handle[2]``.
 
     Exceptions are those of ``deep_ep.errors``: ``ValueError`` for arguments, ``TimeoutError`` when a rank does not
     come within ``DEEP_EP_TIMEOUT_S`` seconds, ``MemoryError``; all are ``RuntimeError`` too.
@@ -88,9 +82,8 @@ class Buffer(NativeOwner):
         Args:
             group: a ``torch.distributed`` group of any backend. The buffer is on the current CUDA device if the backend
                 is NCCL, CUDA is in use in this process, or the default device is CUDA; otherwise on the CPU.
-            num_nvl_bytes: memory for received tensors; rows that do not fit come through a window, more slowly. With
-                several nodes the buffer takes twice as much, because combine copies rows into it there. See
-                ``Config.get_nvl_buffer_size_hint``.
+            num_nvl_bytes: memory for received tensors, between nodes twice as much; rows that do not fit come through a
+                window, more slowly. See ``Config.get_nvl_buffer_size_hint``.
             explicitly_destroy: memory is freed by ``destroy``; without it, when the object goes.
             comm: an mpi4py communicator (anything with ``Get_rank``, ``Get_size`` and ``allgather``) if ``group`` is
                 ``None``.
@@ -102,8 +95,7 @@ class Buffer(NativeOwner):
             allow_nvlink_for_low_latency_mode: ``False``: low-latency calls reach all other ranks by RDMA, even those of
                 its own node. Ranks of other nodes are reached by RDMA in any case.
             num_qps_per_rank: the most queue pairs that rows of normal mode share to each rank of another node that is
-                written to (0: no bound); how many are taken says ``DEEP_EP_INTERNODE_LANES``. Low-latency calls have a
-                queue pair for each peer and kind of call, and for each of ``DEEP_EP_LOW_LATENCY_LANES``.
+                written to (0: no bound); how many are taken says ``DEEP_EP_INTERNODE_LANES``.
             tcp_store_group, rank, num_ranks: of a process that takes the place of ``rank``, which has died, instead of
                 ``group``: a ``torch.distributed.Store`` in which the other ranks call ``connect_ranks([rank])`` meanwhile.
             allow_mnnvl, use_fabric: accepted without effect. GPU memory that other nodes can map is used wherever all
@@ -169,16 +161,14 @@ class Buffer(NativeOwner):
     def connect_ranks(self, remote_ranks: Sequence[int], activate: bool = True) -> None:
         """Collective over all ranks that live, and over one new process for each rank to be replaced; the host waits.
 
-        Replaces those of ``remote_ranks`` that ``disconnect_ranks`` has left out, or whose processes have ended, by the new
-        processes that make a ``Buffer`` with ``tcp_store_group`` and the same sizes meanwhile; other ranks are connected, and
-        stay so. All ranks leave the lost ones out with ``disconnect_ranks`` first: one that has not noticed an end connects
-        nobody, and the others wait for it. This object, its addresses and recorded graphs stay valid; handles of dispatches before do not. Receive parts
-        whose hooks have not been called are dropped. Afterwards there are low-latency calls only.
+        Replaces those of ``remote_ranks`` that all ranks have left out with ``disconnect_ranks``, or whose processes have ended,
+        by new processes that make a ``Buffer`` with ``tcp_store_group`` and the same sizes meanwhile; the others stay as they
+        are. Addresses and recorded graphs stay valid; handles and receive parts of calls before do not, and from here on there
+        are low-latency calls only. All ranks are unmasked; without ``activate`` the new ones stay masked here.
 
-        All ranks are unmasked; without ``activate`` the new ones stay masked, here, until ``low_latency_update_mask_buffer``.
-        Needs ``enable_shrink``, ``set_tcp_store_group`` and ranks of one node. Raises ``TimeoutError``, which names the rank for
-        which no process has come in ``DEEP_EP_TIMEOUT_S`` seconds; ``ValueError`` for a rank whose process lives, once a new one has come for it;
-        ``RankMismatch`` for a new process with other sizes. The buffer is as before then, without the lost ranks."""
+        Needs ``enable_shrink``, ``set_tcp_store_group`` and ranks of one node. Raises ``TimeoutError`` if no process comes,
+        ``ValueError`` for a rank whose process lives, ``RankMismatch`` for a new process with other sizes. The buffer is as
+        before then, without the lost ranks. docs/how-to/replace-a-rank.md has all steps."""
         remote_ranks = self._remote(remote_ranks)
         gone = self._disconnected | set(self._native.metrics()["lost_ranks"])
         replaced = [remote for remote in remote_ranks if remote in gone]
@@ -223,12 +213,7 @@ class Buffer(NativeOwner):
     ) -> int:
         """Bytes of ``num_rdma_bytes`` for all low-latency calls of these or smaller shapes. A multiple of 128; a tenth
         of what upstream wants, because a token takes one row per rank, not one per expert."""
-        sizes = (
-            integer("num_max_dispatch_tokens_per_rank", num_max_dispatch_tokens_per_rank, 1),
-            integer("hidden", hidden, 1),
-            integer("num_ranks", num_ranks, 1),
-            integer("num_experts", num_experts, 1),
-        )
+        sizes = [integer(name, given, 1) for name, given in locals().items()]
         return align(_native.low_latency_bytes_hint(*sizes), ALIGNMENT)
 
     @staticmethod
@@ -429,9 +414,7 @@ class Buffer(NativeOwner):
             round_scale: scales are powers of two. Without ``use_fp8`` there are none, and it has no effect.
             use_ue8m0: scales are exponents, four in an int32, the first in the lowest byte. Needs ``round_scale``.
             arrival_counters: ``[L, W]`` int64, zeros at first: words by which a kernel on another stream sees which rows
-                are there while the call still receives. The n-th call with this tensor brings each word to
-                ``n << 24`` when its rows are there; a call that fails makes them negative. Not part of upstream's
-                interface; not with ``enable_shrink``. docs/explanation/low-latency.md has the order and an example.
+                are there while the call still receives (docs/explanation/low-latency.md). Not with ``enable_shrink``.
             arrival_rows: how many rows a word stands for, a power of two (W = R * M / that, rounded up); 0: all of an
                 expert (W = 1).
             use_nvfp4: cast each 16 channels to 4-bit floating point with an 8-bit scale of their own, as SGLang asks for
@@ -441,13 +424,12 @@ class Buffer(NativeOwner):
             align_fp8_quantization: cast as the per-token-group quantisers of SGLang and Megatron do, bit for bit: true
                 divisions, amax at least 1e-10. Only with ``use_fp8`` and without ``round_scale``; else without effect.
             combine_weights: ``[T, K]`` float32: the ``topk_weights`` of all combines with this handle, whose ``topk_idx``
-                is this one, too (otherwise their results are undefined). Combine takes less time then, among ranks that
-                reach each other by NVLink and without ``enable_shrink``. Not part of upstream's interface.
+                is this one, too (otherwise their results are undefined). Combine may take less time then.
 
         Returns:
             The rows ``[L, R * M, H]``: bfloat16, or (``float8_e4m3fn``, scales), scales float32 ``[L, R * M, H / 128]``
-            (int32 ``[L, R * M, H / 512]`` with ``use_ue8m0``), the last two dimensions column-major; with ``use_nvfp4`` uint8 ``[R * M, H / 2, L]``, a view of memory in which
-            an expert's rows lie together, two values in a byte, the first in the lower half, and uint8 scales
+            (int32 ``[L, R * M, H / 512]`` with ``use_ue8m0``), the last two dimensions column-major; with ``use_nvfp4`` uint8
+            ``[R * M, H / 2, L]``, an expert's rows together, two values in a byte, the first in the lower half, and uint8 scales
             ``[32, 4, R * M / 128 (rounded up), 4, H / 64, L]`` in the order in which tensor cores load them: scale ``c``
             of row ``r`` of expert ``l`` is ``[r % 32, r // 32 % 4, r // 128, c % 4, c // 4, l]``;
             ``recv_count`` ``[L]`` int32: rows ``0 .. recv_count[l] - 1`` of expert l are valid, by source rank, then by
@@ -523,10 +505,8 @@ class Buffer(NativeOwner):
             combine_wait_recv_cost_stats: ``[R]`` int64: clock cycles spent waiting for each rank are added.
             return_recv_hook: within a node equal on all ranks.
             overlap: single-batch overlap, as SGLang asks for it: the GEMM that writes ``x`` runs beside the send part and
-                raises signals; combine sends each row once its signal is there, those that are there first. With
-                ``return_recv_hook`` only, among ranks that reach each other by NVLink; ``NotImplementedError``
-                elsewhere. Without it the following have no effect. The result is the same. A signal that is not raised
-                by the deadline ends the call with an error that names it.
+                raises signals; combine sends each row once its signal is there. With ``return_recv_hook`` only, among ranks
+                that reach each other by NVLink; ``NotImplementedError`` elsewhere. Without it the following have no effect.
             comp_signal, block_m, threshold, num_sms, packed_recv_count: SGLang's form on Hopper. int32, at least
                 ``[L * ceil(R * M / block_m)]``: element ``l * ceil(R * M / block_m) + b`` reaches ``threshold`` when
                 rows ``b * block_m`` and so on of expert l are there. The send part takes ``num_sms`` SMs at most.

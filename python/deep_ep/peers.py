@@ -64,11 +64,8 @@ class NativeOwner:
 
         It does not wait where a call of this buffer has failed here, or on a rank that has made another buffer since;
         and never longer than ``DEEP_EP_TIMEOUT_S`` seconds (``TimeoutError``; over a communicator of mpi4py for as long as
-        that does). The buffer is gone in any case.
-
-        A buffer made without ``explicitly_destroy=True`` refuses it, as upstream's does, by ``errors.WrongUse``, which is an
-        ``AssertionError``, and stays usable: its memory goes with the object, without another rank. A second ``destroy`` of a ``Buffer`` raises
-        ``UseAfterDestroy``; that of another buffer does nothing."""
+        that does). The buffer is gone in any case. ``errors.WrongUse``, an ``AssertionError``, without ``explicitly_destroy``;
+        ``UseAfterDestroy`` for a second ``destroy`` of a ``Buffer``, where other buffers do nothing."""
         if not self.explicitly_destroy:
             raise WrongUse("destroy() needs a buffer made with explicitly_destroy=True")
         self._finalizer.detach()
@@ -78,10 +75,9 @@ class NativeOwner:
         context.run(self._native.destroy)
 
     def suspend(self) -> None:
-        """Collective, the host waits: gives the driver the GPU memory of the buffer's heap while an engine sleeps. The host
-        keeps what the heap holds, which takes as much memory there. After ``resume`` tensors, handles and recorded graphs are
-        as before; until then calls raise ``InvalidArgument``, and nothing may touch tensors that are in the heap. Raises
-        ``Unsupported`` with ranks that RDMA reaches, ``OutOfMemory`` if a host has no room; the buffer is as before then."""
+        """Collective, the host waits: gives the driver the GPU memory of the buffer's heap; the host keeps what the heap holds.
+        After ``resume`` tensors, handles and graphs are as before; until then calls raise ``InvalidArgument``, and nothing may
+        touch tensors in the heap. ``Unsupported`` with ranks that RDMA reaches, ``OutOfMemory`` if a host has no room."""
         self._native.suspend()
 
     def resume(self) -> None:
@@ -133,11 +129,9 @@ def metrics() -> Dict[str, Any]:
     another thread than theirs may ask.
 
     Returns:
-        ``{"version": "0.2.0", "buffers": [...]}``; of each buffer ``rank``, ``ranks`` and ``nodes``; ``calls`` and ``bytes``, each a
-        dict with ``dispatch``, ``combine``, ``low_latency_dispatch`` and ``low_latency_combine``: calls that have returned, and
-        bytes of the rows of this rank's tokens, as dispatch reads and combine writes them; ``lost_ranks``, a list, until
-        ``low_latency_resume``; ``handlers``, what tells NICs of work, such as ``["cpu"]``, empty inside a node.
-        Calls that a CUDA graph replays are not counted.
+        ``{"version": ..., "buffers": [...]}``; of each buffer ``rank``, ``ranks``, ``nodes``, ``lost_ranks``, ``handlers`` (what
+        tells NICs of work), and by kind of call ``calls`` that have returned and ``bytes`` of the rows of this rank's tokens, as
+        dispatch reads and combine writes them. Calls that a CUDA graph replays are not counted.
     """
     buffers = []
     for native in [each() for each in _made.valuerefs()]:  # at once: another thread may be making a buffer

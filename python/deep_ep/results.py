@@ -8,10 +8,11 @@ there.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import math
-from typing import Any, ContextManager, Dict, List, Optional, Sequence, Tuple
+from typing import Any, DefaultDict, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -53,24 +54,29 @@ class Results:
         self.in_heap: bool = device.type == "cuda" and _has_pools()
         self._device, self._communication = device, communication
         self._pool: Any = None
-        self._streams: Dict[int, _Stream] = {}
+        self._streams: DefaultDict[int, _Stream] = collections.defaultdict(_Stream)
         self._last = _Stream()
 
-    def make(self, wanted: Wanted, on_communication: bool, used_by_other: bool) -> List[torch.Tensor]:
+    def make(self, wanted: Wanted, on_communication: bool, used_by_other: bool, segment: int = 0) -> List[torch.Tensor]:
         """In PyTorch's ordinary memory. ``on_communication``: for the communication stream instead of the current one;
-        ``used_by_other``: the other one of the two uses it, too."""
-        with self._on(on_communication):
+        ``used_by_other``: the other one of the two uses it, too. ``segment``: bytes of one to take first, if there is room."""
+        with torch.cuda.stream(self._communication if on_communication else None):
+            if segment > 0:
+                with contextlib.suppress(torch.cuda.OutOfMemoryError):
+                    torch.empty(segment, dtype=torch.uint8, device=self._device)
             made = [torch.empty_strided(shape, strides, dtype=dtype, device=self._device) for shape, strides, dtype in wanted]
-        return self._recorded(made, on_communication, used_by_other)
+        if used_by_other:
+            other = torch.cuda.current_stream(self._device) if on_communication else self._communication
+            for tensor in made:
+                tensor.record_stream(other)  # type: ignore[arg-type]
+        return made
 
     def make_in_heap(
         self, wanted: Wanted, stream: int, on_communication: bool, used_by_other: bool, largest: int
     ) -> Optional[List[torch.Tensor]]:
         """The same in the heap, of which ``largest`` bytes are free in one piece; ``None``: it has no room. ``stream``: the
         handle of that stream. The native buffer sees to it that the pool's segments come from the heap."""
-        of_stream = self._streams.get(stream)
-        if of_stream is None:
-            of_stream = self._streams[stream] = _Stream()
+        of_stream = self._streams[stream]
         if of_stream.skip > 0:
             of_stream.skip -= 1
             return None
@@ -78,10 +84,8 @@ class Results:
             if self._pool is None:
                 self._pool = torch.cuda.MemPool(_allocator().allocator())
             # Modes, as torch.set_default_device sets one, take longer than the calls.
-            quick = torch._C.DisableTorchFunction()
-            with quick, self._on(on_communication), torch.cuda.use_mem_pool(self._pool, self._device):
-                self._take_segment(of_stream, wanted, largest)
-                made = [torch.empty_strided(shape, strides, dtype=dtype, device=self._device) for shape, strides, dtype in wanted]
+            with torch._C.DisableTorchFunction(), torch.cuda.use_mem_pool(self._pool, self._device):
+                made = self.make(wanted, on_communication, used_by_other, self._segment_for(of_stream, wanted, largest))
         except torch.cuda.OutOfMemoryError:
             of_stream.miss()
             return None
@@ -89,7 +93,7 @@ class Results:
             self.in_heap = False
             return None
         self._last = of_stream
-        return self._recorded(made, on_communication, used_by_other)
+        return made
 
     def placed(self, in_heap: bool) -> None:
         """Tells where the tensors of the last ``make_in_heap`` lie. They lie outside of the heap if the program uses another
@@ -99,26 +103,15 @@ class Results:
         else:
             self._last.miss()
 
-    def _on(self, communication: bool) -> ContextManager[Any]:
-        return torch.cuda.stream(self._communication) if communication else contextlib.nullcontext()
-
-    def _recorded(self, made: List[torch.Tensor], on_communication: bool, used_by_other: bool) -> List[torch.Tensor]:
-        if used_by_other:
-            other = torch.cuda.current_stream(self._device) if on_communication else self._communication
-            for tensor in made:
-                tensor.record_stream(other)  # type: ignore[arg-type]
-        return made
-
-    def _take_segment(self, of_stream: _Stream, wanted: Wanted, largest: int) -> None:
-        """Makes the pool take a larger segment for the current stream, if it has none with room for ``wanted``."""
+    def _segment_for(self, of_stream: _Stream, wanted: Wanted, largest: int) -> int:
+        """Bytes of a larger segment that the pool is to take for the stream, 0 if it has one with room for ``wanted``."""
         bytes = sum(math.prod(shape) * dtype.itemsize + _ALIGNMENT for shape, _, dtype in wanted)
         if bytes <= of_stream.segment:
-            return
+            return 0
         of_stream.segment = max(2 * bytes, _LEAST) // _SEGMENT * _SEGMENT
         # Set so, the allocator does not cut large blocks.
-        if of_stream.segment <= largest and torch.cuda.memory_stats(self._device).get("max_split_size", -1) < 0:
-            with contextlib.suppress(torch.cuda.OutOfMemoryError):
-                torch.empty(of_stream.segment, dtype=torch.uint8, device=self._device)
+        cuts = torch.cuda.memory_stats(self._device).get("max_split_size", -1) < 0
+        return of_stream.segment if cuts and of_stream.segment <= largest else 0
 
 
 def _has_pools() -> bool:

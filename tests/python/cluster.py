@@ -1,7 +1,6 @@
 """Ranks as processes of this machine: started once, they run one function after the other."""
 
 import functools
-import importlib
 import inspect
 import os
 import tempfile
@@ -23,6 +22,7 @@ def _serve(rank, size, store, connection):
         if message is None:
             break
         function, arguments = message
+        function = getattr(function, "__wrapped__", function)  # of on_ranks
         try:
             connection.send(("result", function(group, *arguments)))
         except BaseException:
@@ -98,14 +98,10 @@ def on_ranks(size):
     def decorate(function):
         @functools.wraps(function)
         def test(ranks, **arguments):
-            ranks(size).run(_run_wrapped, function.__module__, function.__name__, arguments)
+            ranks(size).run(test, *arguments.values())
 
         own = inspect.Parameter("ranks", inspect.Parameter.POSITIONAL_OR_KEYWORD)
         test.__signature__ = inspect.Signature([own, *list(inspect.signature(function).parameters.values())[1:]])
         return test
 
     return decorate
-
-
-def _run_wrapped(group, module, name, arguments):
-    return getattr(importlib.import_module(module), name).__wrapped__(group, **arguments)

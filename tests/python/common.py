@@ -51,36 +51,38 @@ def ranks_a_node(number=2):
     return mock.patch.dict(os.environ, {"DEEP_EP_RANKS_PER_NODE": str(number)} if number else {})
 
 
-def output_of(*command, seconds=60, cwd=None, **variables):
-    """What a program prints, which must end well."""
+def run(*command, seconds=60, cwd=None, **variables):
+    """A program, which must end well. The result has what it says."""
     command = [str(part) for part in command]
     environment = {**os.environ, **variables}
     done = subprocess.run(command, capture_output=True, text=True, timeout=scaled(seconds), cwd=cwd, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return done
+
+
+def output_of(*command, **options):
+    return run(*command, **options).stdout
+
+
+def run_program(program, *arguments):
+    """A text in a process of its own, which may import what is here."""
+    path = os.pathsep.join([os.path.dirname(__file__), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return run(sys.executable, "-W", "always::ResourceWarning", "-c", program, *arguments, PYTHONPATH=path)
 
 
 def run_with_older_pytorch(module, function):
-    """A function of tests in a process of its own, in which PyTorch has no DLPack exchange API, as before 2.10."""
-    program = f"""
+    """A function of tests where PyTorch has no DLPack exchange API, as before 2.10."""
+    run_program(f"""
 import torch
 if hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
     del torch.Tensor.__dlpack_c_exchange_api__
 import {module}
 {module}.{function}()
-"""
-    path = os.pathsep.join([os.path.dirname(__file__), *filter(None, [os.environ.get("PYTHONPATH")])])
-    output_of(sys.executable, "-c", program, PYTHONPATH=path)
+""")
 
 
 def signature_of(function):
     """Parameters and defaults as they are written."""
-    written = []
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and "*" not in written:
-            written.append("*")
-        assert parameter.kind not in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_KEYWORD)
-        star = "*" if parameter.kind is inspect.Parameter.VAR_POSITIONAL else ""
-        default = "" if parameter.default is inspect.Parameter.empty else f"={parameter.default!r}"
-        written.append(star + parameter.name + default)
-    return ", ".join(written)
+    written = inspect.signature(function)
+    plain = [each.replace(annotation=each.empty) for each in written.parameters.values()]
+    return str(written.replace(parameters=plain, return_annotation=written.empty))[1:-1]

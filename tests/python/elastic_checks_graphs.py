@@ -33,7 +33,7 @@ def recorded(ranks, buffer, expand, asynchronous):
 def replayed(ranks, graph, inputs, outputs, seed, expand):
     case = ranks.case(seed, tokens=M)
     want = reference.expected(case, ranks.rank, M, 8)
-    rows, values = reference.input_of_combine(case, want, ranks.rank, M, expand, H, seed)
+    rows, values = reference.input_of_combine(case, want, M, expand, H, seed)
     for tensor, each in zip(inputs, (case.x, case.topk_idx, case.topk_weights)):
         tensor.copy_(each[ranks.rank])
     inputs[3].copy_(reference.padded(rows, inputs[3].size(0)))

@@ -7,6 +7,7 @@ import elastic_check_parts
 import torch
 import torch.distributed as dist
 from normal_mode import send_rows
+from test_results import of_buffer
 
 from deep_ep import Buffer, results
 
@@ -47,10 +48,6 @@ class FirstInterface:
         rows, _, _, _, handle, event = send_rows(buffer, self.x(value), self.idx, weights, self.experts, **options)
         return rows, handle, event
 
-    def of_heap(self, buffer, tensor):
-        heap = buffer.runtime.local_memory()
-        return 0 <= tensor.data_ptr() - heap.data_ptr() < heap.numel()
-
     def round_trip(self, buffer, value, **options):
         rows, handle, event = self.dispatch(buffer, value, **options)
         event.current_stream_wait() if options.get("async_finish") else None
@@ -74,7 +71,7 @@ def where_results_lie(ranks):
     buffer = ranks.buffer()
     for at in range(4):
         rows = ranks.round_trip(buffer, at + 1)
-        assert ranks.of_heap(buffer, rows) == ranks.pools
+        assert of_buffer(buffer, rows) == ranks.pools
         del rows
     event = buffer.capture()
     rows = ranks.round_trip(
@@ -145,7 +142,7 @@ def recorded_calls_take_memory_of_their_graph(ranks):
             x, num_tokens_per_rank=per_rank, is_token_in_rank=in_rank, num_tokens_per_expert=per_expert,
             num_worst_tokens=ranks.size * TOKENS,
         )  # fmt: skip
-        here.append(ranks.of_heap(buffer, rows))
+        here.append(of_buffer(buffer, rows))
         out.copy_(buffer.combine(rows, handle)[0])
         total.copy_(rows[0].float().mean())
 
@@ -176,7 +173,7 @@ def a_full_heap_is_no_error(ranks):
     del cached
     reserved = torch.cuda.memory_reserved()
     held = [ranks.round_trip(buffer, at) for at in range(24)]
-    inside = [ranks.of_heap(buffer, rows) for rows in held]
+    inside = [of_buffer(buffer, rows) for rows in held]
     assert inside[0] == ranks.pools and not inside[-1], inside
     assert torch.cuda.memory_reserved() >= reserved, "caches were given back"
     for at, rows in enumerate(held):
@@ -186,7 +183,7 @@ def a_full_heap_is_no_error(ranks):
     again = []
     for at in range(70):
         rows = ranks.round_trip(buffer, at)
-        again.append(ranks.of_heap(buffer, rows))
+        again.append(of_buffer(buffer, rows))
         del rows
     assert again[-1] == ranks.pools, "there is room again, which is tried now and then"
     buffer.destroy()
@@ -202,7 +199,7 @@ def calls_on_several_streams(ranks):
         stream = streams[at % 3]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            here.append(ranks.of_heap(buffer, ranks.round_trip(buffer, at)))
+            here.append(of_buffer(buffer, ranks.round_trip(buffer, at)))
         torch.cuda.current_stream().wait_stream(stream)
     assert here == [ranks.pools] * 12, "each has a segment"
     ranks.wait()

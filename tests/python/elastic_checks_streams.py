@@ -48,7 +48,7 @@ def previous_event_before_epilogue(ranks):
     """Nothing of the call is done before the event is."""
     buffer, case = ranks.buffer(), ranks.case(6)
     want = reference.expected(case, ranks.rank, M, 1)
-    rows, values = reference.input_of_combine(case, want, ranks.rank, M, False, H)
+    rows, values = reference.input_of_combine(case, want, M, False, H)
     flat = send(buffer, case)
     rows = ranks.there(reference.padded(rows, flat[0].size(0)))
     send(buffer, case, do_cpu_sync=False)
@@ -79,7 +79,7 @@ def previous_event_before_epilogue(ranks):
 def asynchronous_round(ranks, buffer, case, expand):
     """All tensors are dropped as soon as Python allows; what they lay in is filled with NaN at once."""
     want = reference.expected(case, ranks.rank, M, 1)
-    returned, values = reference.input_of_combine(case, want, ranks.rank, M, expand, H)
+    returned, values = reference.input_of_combine(case, want, M, expand, H)
     inputs = [ranks.there(each[ranks.rank]) for each in (case.x, case.topk_idx, case.topk_weights)]
     torch.cuda._sleep(SPIN // 20)
     x, idx, weights = inputs
@@ -128,7 +128,7 @@ def calls_that_must_not_make_the_host_wait(ranks):
     """PyTorch's own waits, by its debug mode; the library's, because the GPU is kept busy meanwhile."""
     buffer, case = ranks.buffer(), ranks.case(8)
     want = reference.expected(case, ranks.rank, M, 8)
-    rows, values = reference.input_of_combine(case, want, ranks.rank, M, True, H)
+    rows, values = reference.input_of_combine(case, want, M, True, H)
     x, idx, weights = (ranks.there(each[ranks.rank]) for each in (case.x, case.topk_idx, case.topk_weights))
 
     def calls():

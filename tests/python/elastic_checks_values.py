@@ -30,7 +30,7 @@ def several_buffers_and_sizes(ranks):
             local.fill_(7)  # programs write there
             per_rank_held.append((buffer, case, handle, rows.size(0)))
     for buffer, case, handle, size in per_rank_held:
-        rows, values = reference.input_of_combine(case, reference.expected(case, ranks.rank, M, 1), ranks.rank, M, False, H)
+        rows, values = reference.input_of_combine(case, reference.expected(case, ranks.rank, M, 1), M, False, H)
         rows = ranks.there(reference.padded(rows, size))
         equal(buffer.combine(rows, handle)[0].cpu(), reference.combined(case, ranks.rank, (), **values), "combined")
     first.destroy(), second.destroy()

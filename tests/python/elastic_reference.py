@@ -6,10 +6,7 @@ import reference
 import torch
 
 from deep_ep.utils import refs
-
-
-def align(value, step):
-    return -(-value // step) * step
+from deep_ep.utils.math import align
 
 
 @dataclasses.dataclass
@@ -35,11 +32,9 @@ def expected(case, rank, most, alignment, x=None):
     slots = [[-1] * topk for _ in range(got.x.size(0))]
     for expert in range(case.local_experts):
         starts.append(len(selections))
-        for row, named in enumerate(got.topk_idx.tolist()):
-            for slot in range(topk):
-                if named[slot] == expert:
-                    slots[row][slot] = len(selections)
-                    selections.append((row, slot))
+        for row, slot in (got.topk_idx == expert).nonzero().tolist():
+            slots[row][slot] = len(selections)
+            selections.append((row, slot))
         selections += [None] * (align(len(selections), alignment) - len(selections))
     last = [s * topk + max((k for k in range(topk) if named[k] >= 0), default=0)
             for s, named in zip(got.source.tolist(), got.topk_idx.tolist())]  # fmt: skip
@@ -53,28 +48,21 @@ def selection_values(case, hidden, seed=11):
     return [torch.randn(*idx.shape, hidden, generator=generator).to(torch.bfloat16) for idx in case.topk_idx]
 
 
-def rank_values(case, hidden, seed=12):
-    """``[T, R, H]`` bfloat16 for each rank: one row for each rank that has the token."""
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(idx.size(0), case.num_ranks, hidden, generator=generator).to(torch.bfloat16) for idx in case.topk_idx]
+def combined(case, owner, bias, values, expand, multiple=True):
+    """What comes back of the experts' ``values``; without ``expand``, of a token's last selection on each rank."""
+    idx, y = case.topk_idx[owner], values[owner]
+    if not expand:
+        owners = torch.where(idx >= 0, idx.long() // case.local_experts, -1)
+        again = (owners.unsqueeze(2) == owners.unsqueeze(1)).triu(1).any(dim=2)  # a later selection is of the same rank
+        y = torch.where(again.unsqueeze(2), 0.0, y)
+    return refs.combine(y, idx, 1, case.num_ranks, case.num_experts, bias, expand and multiple, False)
 
 
-def combined(case, owner, bias, per_rank=None, per_selection=None, multiple=True):
-    """``per_rank``: rows as the ranks have them (non-expanded). ``per_selection``: expanded."""
-    idx = case.topk_idx[owner]
-    if per_rank is None:
-        return refs.combine(per_selection[owner], idx, 1, case.num_ranks, case.num_experts, bias, multiple, False)
-    owners = torch.where(idx >= 0, idx.long() // case.local_experts, -1)
-    rows = per_rank[owner].gather(1, owners.clamp(min=0).unsqueeze(2).expand(-1, -1, per_rank[owner].size(2)))
-    again = (owners.unsqueeze(2) == owners.unsqueeze(1)).triu(1).any(dim=2)  # a later selection is of the same rank
-    rows = torch.where(again.unsqueeze(2), 0.0, rows)
-    return refs.combine(rows, idx, 1, case.num_ranks, case.num_experts, bias, False, False)
-
-
-def rows_of_rank(case, want, values, rank, most):
-    """Non-expanded input of combine: ``values`` of rank_values, where dispatch put the tokens."""
-    rows = [values[i // most][i % most, rank] for i in want.ids]
-    return torch.stack(rows) if rows else torch.zeros(0, values[0].size(-1), dtype=torch.bfloat16)
+def rows_of_ranks(want, values, most):
+    """Non-expanded input of combine, where dispatch put the tokens."""
+    topk, hidden = values[0].shape[1:]
+    rows = [values[i // most][i % most, last % topk] for i, last in zip(want.ids, want.last)]
+    return torch.stack(rows) if rows else torch.zeros(0, hidden, dtype=torch.bfloat16)
 
 
 def rows_of_selections(want, values, most):
@@ -95,13 +83,10 @@ def padded(rows, size):
     return result
 
 
-def input_of_combine(case, want, rank, most, expand, hidden, seed=11):
-    """The rows, and the values that they are, as ``combined`` takes them."""
-    if expand:
-        values = selection_values(case, hidden, seed)
-        return rows_of_selections(want, values, most), {"per_selection": values}
-    values = rank_values(case, hidden, seed)
-    return rows_of_rank(case, want, values, rank, most), {"per_rank": values}
+def input_of_combine(case, want, most, expand, hidden, seed=11):
+    """The rows, and what ``combined`` takes."""
+    values = selection_values(case, hidden, seed)
+    return (rows_of_selections if expand else rows_of_ranks)(want, values, most), {"values": values, "expand": expand}
 
 
 def kept_weights(case, rank):

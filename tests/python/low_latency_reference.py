@@ -1,7 +1,5 @@
 """What the low-latency calls must return, computed rank by rank in plain PyTorch from data that every rank can make."""
 
-import dataclasses
-
 import torch
 
 
@@ -34,28 +32,17 @@ def pack_ue8m0(scales):
     return torch.where(packed >= 2**31, packed - 2**32, packed).to(torch.int32)
 
 
-@dataclasses.dataclass
-class Expert:
-    """What one expert gets: a row for each of these, and of which source how many."""
-
-    sources: list
-    tokens: list
-    positions: list  # k of the selection
-    ranges: list  # (first row, rows) by source
-
-
-def rows_of_expert(case, expert, without=()):
-    """By source rank, then by token, then by selection. ``without``: ranks that send nothing."""
-    result = Expert([], [], [], [])
-    for source in range(case.num_ranks):
-        begin = len(result.tokens)
-        if source not in without:
-            for token, k in (case.topk_idx[source] == expert).nonzero().tolist():
-                result.sources.append(source)
-                result.tokens.append(token)
-                result.positions.append(k)
-        result.ranges.append((begin, len(result.tokens) - begin))
-    return result
+def selections(case, rank, without=()):
+    """Of each selection of this rank's experts, as columns: source, token, k, local expert and its row there. By expert, source, token
+    and k. ``without``: ranks that send nothing."""
+    found = []
+    for source, idx in enumerate(case.topk_idx):
+        local = idx.cpu().long() - rank * case.local_experts
+        token, k = ((local >= 0) & (local < case.local_experts) & (source not in without)).nonzero(as_tuple=True)
+        found.append(torch.stack([torch.full_like(token, source), token, k, local[token, k]], dim=1))
+    table = torch.cat(found)
+    source, token, k, local = table[table[:, 3].argsort(stable=True)].unbind(dim=1)
+    return source, token, k, local, torch.arange(local.numel(), device="cpu") - torch.searchsorted(local, local)
 
 
 def check_dispatched(case, rank, max_tokens, result, stats=None, use_fp8=False, round_scale=False, use_ue8m0=False,
@@ -78,17 +65,19 @@ def check_dispatched(case, rank, max_tokens, result, stats=None, use_fp8=False, 
     src_info, layout_range = handle[:2]
     assert src_info.dtype == torch.int32 and src_info.shape == (local_experts, ranks * max_tokens)
     assert layout_range.dtype == torch.int64 and layout_range.shape == (local_experts, ranks)
+    of_rank = selections(case, rank, without)
     for local in range(local_experts):
-        expected = rows_of_expert(case, rank * local_experts + local, without)
-        count = len(expected.tokens)
+        sources, tokens = (column[of_rank[3] == local].tolist() for column in of_rank[:2])
+        count = len(tokens)
         what = f"local expert {local} of rank {rank}"
         assert counts[local].item() == count, what
         assert stats is None or stats[local].item() == count, what
-        assert [(r >> 32, r & 0xFFFFFFFF) for r in layout_range[local].tolist()] == expected.ranges, what
-        assert src_info[local][:count].tolist() == expected.tokens, what
+        ranges = [(sum(other < source for other in sources), sources.count(source)) for source in range(ranks)]
+        assert [(r >> 32, r & 0xFFFFFFFF) for r in layout_range[local].tolist()] == ranges, what
+        assert src_info[local][:count].tolist() == tokens, what
         if count == 0:
             continue
-        x = torch.stack([case.x[source][token] for source, token in zip(expected.sources, expected.tokens)])
+        x = torch.stack([case.x[source][token] for source, token in zip(sources, tokens)])
         if not use_fp8:
             assert torch.equal(rows[local][:count], x), what
             continue
@@ -103,34 +92,23 @@ def expert_output(case, rank, max_tokens, hidden, seed=0):
     generator = torch.Generator().manual_seed(1000 * seed + rank)
     shape = (case.local_experts, case.num_ranks * max_tokens, hidden)
     output = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu").to(case.x[rank].device, torch.bfloat16)
-    for local in range(case.local_experts):
-        output[local][len(rows_of_expert(case, rank * case.local_experts + local).tokens) :] = float("nan")
+    for local, count in enumerate(selections(case, rank)[3].bincount(minlength=case.local_experts)):
+        output[local][count:] = float("nan")
     return output
 
 
-def combined(case, owner, outputs, topk_idx=None, topk_weights=None, without=()):
-    """What ``owner`` gets back when rank d's experts put out ``outputs[d]``; two roundings, as documented.
-    ``topk_idx``, ``topk_weights``: as they are now; ``without``: ranks that are left out."""
-    dispatched, hidden = case.topk_idx[owner], outputs[0].size(-1)
-    now = dispatched if topk_idx is None else topk_idx
-    weights = case.topk_weights[owner] if topk_weights is None else topk_weights
-    place = {}  # (token, k) -> rank, local expert, row
-    for expert in range(case.num_experts):
-        rows = rows_of_expert(case, expert)
-        for row, (source, token, k) in enumerate(zip(rows.sources, rows.tokens, rows.positions)):
-            if source == owner:
-                place[token, k] = (*divmod(expert, case.local_experts), row)
-    result = torch.zeros(now.size(0), hidden, dtype=torch.float32)
+def combined(case, owner, outputs, without=()):
+    """What ``owner`` gets back when rank d's experts put out ``outputs[d]``; two roundings, as documented. ``without``: ranks that
+    are left out."""
+    weights = case.topk_weights[owner]
+    result = torch.zeros(weights.size(0), outputs[0].size(-1), dtype=torch.float32)
     for rank in range(case.num_ranks):
         if rank in without:
             continue
-        part = torch.zeros_like(result)
-        for token, k in (now >= 0).nonzero().tolist():
-            assert now[token, k] == dispatched[token, k]
-            where = place[token, k]
-            if where[0] == rank:
-                part[token] += weights[token, k] * outputs[rank][where[1], where[2]].float()
-        result += part.to(torch.bfloat16).float()
+        sources, *places = selections(case, rank)
+        tokens, k, local, row = (each[sources == owner].to(weights.device) for each in places)
+        terms = weights[tokens, k].unsqueeze(1) * outputs[rank][local, row].float()
+        result += torch.zeros_like(result).index_add_(0, tokens, terms).to(torch.bfloat16).float()
     return result.to(torch.bfloat16)
 
 

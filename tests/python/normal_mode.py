@@ -70,23 +70,6 @@ def check_received(result, expected, rank, topk=True, nodes=1):
     assert isinstance(event, deep_ep.EventOverlap)
 
 
-def check_round_trip(buffer, case):
-    rank = buffer.rank
-    expected = [reference.dispatched(case, r) for r in range(case.num_ranks)]
-    result = send(buffer, case)
-    check_received(result, expected[rank], rank)
-    handle = result[4]
-    back, weights, event = buffer.combine(result[0], handle, result[2], config=CONFIG)
-    wanted, wanted_weights = reference.combined(case, rank, [e.x for e in expected], [e.topk_weights for e in expected])
-    equal(back, wanted, "combined_x")
-    equal(weights, wanted_weights, "combined_topk_weights")
-    assert event.event is None
-    again, none, _ = buffer.combine(result[0].clone(), handle, config=CONFIG)
-    equal(again, wanted, "combined_x of rows outside the buffer")
-    assert none is None
-    return buffer
-
-
 def print_once(rank, text, end="\n"):
     if rank == 0:
         print(text, end=end, flush=True)
@@ -102,10 +85,16 @@ def case_of(args, num_ranks, nodes, groups, seed):
     return case
 
 
-def run_cases(args, buffer, config, nodes=1, groups=1, seed=0):
+def run_script(args, buffer, config, nodes=1, groups=1, seed=0):
     rank, ranks = buffer.rank, buffer.group_size
     print_once(rank, f"[config] {args}, {ranks} ranks on {'GPUs' if GPU else 'the CPU'}")
-    case = case_of(args, ranks, nodes, groups, seed)
+    run_cases(buffer, case_of(args, ranks, nodes, groups, seed), config, nodes)
+    if GPU:
+        run_graphs(args, buffer, config, nodes, groups)
+
+
+def run_cases(buffer, case, config=CONFIG, nodes=1):
+    rank, ranks, hidden = buffer.rank, buffer.group_size, case.x[0].size(1)
     got = [reference.dispatched(case, each) for each in range(ranks)]
     eight = [per_token_cast_to_fp8(x) for x in case.x]
     bits = reference.dispatched(case, rank, [rows.view(torch.uint8) for rows, _ in eight]).x
@@ -119,7 +108,7 @@ def run_cases(args, buffer, config, nodes=1, groups=1, seed=0):
         "FP8 with column-major scales": (rows, row_major.T.contiguous().T),
         "FP8 with int32 scales in wider rows": (rows, wider[:, : row_major.size(1)]),
     }
-    received, worst = got[rank].x.size(0), args.num_tokens * ranks
+    received, worst = got[rank].x.size(0), max(1, *map(len, case.x)) * ranks
     for previous, asynchronous, (kind, x), topk in itertools.product((False, True), (False, True), forms.items(), (True, False)):
         with_topk = "with" if topk else "without"
         text = f"[testing] Running with {kind}, {with_topk} top-k (async={asynchronous}, previous={previous}) ..."
@@ -136,7 +125,7 @@ def run_cases(args, buffer, config, nodes=1, groups=1, seed=0):
                 assert first[1].is_contiguous()
                 equal(first[0][:received].view(torch.uint8), bits, "8-bit rows")
                 equal(first[1][:received], scales.view(x[1].dtype), "scales")
-                first = torch.cat([got[rank].x, got[rank].x.new_zeros(first[0].size(0) - received, args.hidden)])
+                first = torch.cat([got[rank].x, got[rank].x.new_zeros(first[0].size(0) - received, hidden)])
             return first, *others
 
         step = 128 if isinstance(x, tuple) else 1
@@ -160,8 +149,6 @@ def run_cases(args, buffer, config, nodes=1, groups=1, seed=0):
         if topk:
             equal(weights, wanted_weights, "combined_topk_weights")
         print_once(rank, " passed")
-    if case.x[rank].is_cuda:
-        run_graphs(args, buffer, config, nodes, groups)
 
 
 def run_graphs(args, buffer, config, nodes, groups):

@@ -26,24 +26,16 @@ class Case:
 def make_case(tokens, hidden=64, num_topk=3, experts_per_rank=4, seed=0, index_dtype=torch.int64, drop=0.1):
     """``tokens``: T of each rank. About ``drop`` of the selections are -1. The same on every device."""
     device = torch.get_default_device()
-    with torch.device("cpu"):
-        case = _case_on_cpu(tokens, hidden, num_topk, experts_per_rank, seed, index_dtype, drop)
-    for each in (case.x, case.topk_idx, case.topk_weights):
-        each[:] = [tensor.to(device) for tensor in each]
-    return case
-
-
-def _case_on_cpu(tokens, hidden, num_topk, experts_per_rank, seed, index_dtype, drop):
     generator = torch.Generator().manual_seed(seed)
-    num_experts = experts_per_rank * len(tokens)
-    case = Case(num_experts, [], [], [])
-    for count in tokens:
-        case.x.append(torch.randn(count, hidden, generator=generator, dtype=torch.float32).to(torch.bfloat16))
-        scores = torch.rand(count, num_experts, generator=generator, dtype=torch.float32)
-        idx = scores.topk(num_topk, dim=1).indices if count else torch.zeros(0, num_topk, dtype=torch.int64)
-        idx = idx.masked_fill(torch.rand(count, num_topk, generator=generator, dtype=torch.float32) < drop, -1)
-        case.topk_idx.append(idx.to(index_dtype))
-        case.topk_weights.append(torch.rand(count, num_topk, generator=generator, dtype=torch.float32))
+    case = Case(experts_per_rank * len(tokens), [], [], [])
+    with torch.device("cpu"):
+        for count in tokens:
+            case.x.append(torch.randn(count, hidden, generator=generator, dtype=torch.float32).to(device, torch.bfloat16))
+            scores = torch.rand(count, case.num_experts, generator=generator, dtype=torch.float32)
+            idx = scores.topk(num_topk, dim=1).indices if count else torch.zeros(0, num_topk, dtype=torch.int64)
+            dropped = torch.rand(count, num_topk, generator=generator, dtype=torch.float32) < drop
+            case.topk_idx.append(idx.masked_fill(dropped, -1).to(device, index_dtype))
+            case.topk_weights.append(torch.rand(count, num_topk, generator=generator, dtype=torch.float32).to(device))
     return case
 
 

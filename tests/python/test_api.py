@@ -9,7 +9,7 @@ import sys
 
 import pytest
 import torch
-from common import signature_of
+from common import run_program, signature_of
 from test_errors import Alone, refused
 from test_helpers import SIGNATURES as HELPERS
 from time_scale import scaled
@@ -85,6 +85,7 @@ ATTRIBUTES = [
 
 def test_names():
     assert {path for path in ATTRIBUTES if "." not in path} <= set(deep_ep.__all__)
+    assert all(hasattr(deep_ep, name) for name in deep_ep.__all__) and not hasattr(deep_ep, "torch")
     assert deep_ep.ElasticBuffer is deep_ep.buffers.elastic.ElasticBuffer and deep_ep.EPHandle is deep_ep.buffers.elastic.EPHandle
     assert isinstance(deep_ep.topk_idx_t, torch.dtype)
     assert issubclass(PeerTimeout, TimeoutError) and issubclass(PeerTimeout, RuntimeError)
@@ -128,15 +129,12 @@ assert before == (threading.active_count(), len(os.listdir("/proc/self/task"))),
 assert not torch.cuda.is_initialized()
 child = os.fork()
 if child == 0:
-    class Alone:
-        Get_rank = lambda self: 0
-        Get_size = lambda self: 1
-        allgather = lambda self, value: [value]
-    deep_ep.Buffer(None, comm=Alone()).get_dispatch_layout(torch.zeros(3, 2, dtype=torch.int64), 4)
+    from test_errors import Alone
+    deep_ep.Buffer(None, comm=Alone).get_dispatch_layout(torch.zeros(3, 2, dtype=torch.int64), 4)
     os._exit(7)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=scaled(60))
+    run_program(program)
 
 
 def test_config():

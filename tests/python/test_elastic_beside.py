@@ -33,11 +33,6 @@ def test_events_and_barrier(group):
     for wrong, allocate, kind in ((captured, False, ValueError), (3, True, TypeError)):
         with pytest.raises(kind, match="previous_event"):
             send(buffer, case, previous_event=wrong, allocate_on_comm_stream=allocate)
-    called = []
-    event = send(buffer, case, async_with_compute_stream=True)[4]
-    event.register_hook_after_wait(lambda: called.append(1))
-    event.current_stream_wait()
-    assert called == [1]
     for options in ({}, {"use_comm_stream": False}, {"with_cpu_sync": True}, {"sequential": False}):
         buffer.barrier(**options)
 

@@ -13,14 +13,14 @@ def handle_attributes(group):
     rank = buffer.rank_idx
     case = make_case([9, 14, 0, 5][: buffer.num_ranks], hidden=H, num_topk=4, drop=0.2)
     want = reference.expected(case, rank, M, 16)
-    per_selection, per_rank = reference.selection_values(case, H), reference.rank_values(case, H)
-    flat_rows = reference.rows_of_rank(case, want, per_rank, rank, M)
+    flat_rows, flat_values = reference.input_of_combine(case, want, M, False, H)
+    rows, values = reference.input_of_combine(case, want, M, True, H)
+    wanted, expanded = (reference.combined(case, rank, (), **each) for each in (flat_values, values))
     n = len(want.ids)
     for cpu_sync in (True, False):
         def fresh(**options):
             return send(buffer, case, expert_alignment=16, do_cpu_sync=cpu_sync, **options)[3]
 
-        wanted = reference.combined(case, rank, (), per_rank=per_rank)
         # 1. The layout is changed by hand.
         handle = fresh(do_expand=True)
         handle.do_expand = False
@@ -30,17 +30,16 @@ def handle_attributes(group):
         handle.recv_src_metadata[:, 2:] = -1
         handle.recv_src_metadata[:, 2] = torch.arange(handle.recv_src_metadata.size(0))
         for extra in (0, 5):
-            rows = reference.padded(flat_rows, handle.num_recv_tokens + extra)
-            equal(buffer.combine(rows, handle)[0], wanted, "slots written in place")
+            more = reference.padded(flat_rows, handle.num_recv_tokens + extra)
+            equal(buffer.combine(more, handle)[0], wanted, "slots written in place")
         # 3. Another tensor, or a part of it.
         handle = fresh(do_expand=True)
         handle.recv_src_metadata = handle.recv_src_metadata[:n].clone()
-        rows = reference.rows_of_selections(want, per_selection, M)
-        equal(buffer.combine(rows, handle)[0], reference.combined(case, rank, (), per_selection=per_selection), "metadata[:n]")
+        equal(buffer.combine(rows, handle)[0], expanded, "metadata[:n]")
         # 4. Rows behind the received ones hold anything.
         handle = fresh(do_expand=True)
         handle.recv_src_metadata[n:] = -(2**30) if cpu_sync else 2**30
-        equal(buffer.combine(rows, handle)[0], reference.combined(case, rank, (), per_selection=per_selection), "anything behind")
+        equal(buffer.combine(rows, handle)[0], expanded, "anything behind")
         check_rows(want, buffer.dispatch(case.x[rank], handle=handle, do_expand=True), True, with_weights=False)
         # 5. Everything from a dispatch that was made again.
         for expand in (False, True):
@@ -51,8 +50,7 @@ def handle_attributes(group):
                     setattr(handle, name, getattr(again, name))
             del again
             if expand:
-                rows = reference.padded(reference.rows_of_selections(want, per_selection, M), handle.num_expanded_tokens)
-                equal(buffer.combine(rows, handle)[0], reference.combined(case, rank, (), per_selection=per_selection), "again")
+                equal(buffer.combine(reference.padded(rows, handle.num_expanded_tokens), handle)[0], expanded, "again")
             else:
                 equal(buffer.combine(reference.padded(flat_rows, handle.num_recv_tokens), handle)[0], wanted, "again")
             check_rows(want, buffer.dispatch(case.x[rank], handle=handle, do_expand=expand), expand, with_weights=False)

@@ -80,7 +80,7 @@ def check_drawn(buffer, case, device, most, alignment, cpu_sync, expand, tma, sc
     biases = [torch.randn(len(case.x[rank]), hidden, generator=generator).to(torch.bfloat16) for _ in range(num_biases)]
     given_biases = [each.to(device) for each in biases]
     bias = tuple(given_biases) if num_biases == 2 else next(iter(given_biases), None)
-    filled, values = reference.input_of_combine(case, want, rank, most, expand, hidden, width)
+    filled, values = reference.input_of_combine(case, want, most, expand, hidden, width)
     y = reference.padded(filled, handle.num_expanded_tokens if expand else handle.num_recv_tokens)
     multiple = buffer.allow_multiple_reduction or not expand
     combined, weights = on_host(buffer.combine(y.to(device), handle, fresh[2] if multiple else None, bias)[:2])

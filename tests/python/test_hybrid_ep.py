@@ -2,12 +2,15 @@
 
 import random
 
+import elastic_reference
 import pytest
+import reference
 import torch
 from cluster import on_ranks
 
 from deep_ep import HybridEPBuffer, HybridEpConfigInstance
 from deep_ep.hybrid_ep_buffer import indices_to_map
+from deep_ep.utils.math import align
 
 H = 128
 
@@ -15,13 +18,12 @@ H = 128
 class Case:
     """Rows, maps and probs of all ranks."""
 
-    def __init__(self, ranks, tokens, local, seed, density=0.3, dtype=torch.bfloat16):
+    def __init__(self, ranks, tokens, local, seed, density=0.3):
         generator = torch.Generator().manual_seed(seed)
         self.ranks, self.tokens, self.local = ranks, tokens, local
-        self.rows = torch.randn(ranks, tokens, H, generator=generator).to(dtype)
+        self.rows = torch.randn(ranks, tokens, H, generator=generator).to(torch.bfloat16)
         self.map = torch.rand(ranks, tokens, ranks * local, generator=generator) < density
-        if tokens:
-            self.map[:, 0] = False  # a row of padding
+        self.map[:, :1] = False  # a row of padding
         self.probs = torch.rand(self.map.shape, generator=generator) * self.map
 
 
@@ -29,19 +31,15 @@ class Wanted:
     """What rank ``rank`` gets: ``pairs`` of a global token and a local expert for each permuted row, ``None`` in gaps."""
 
     def __init__(self, case, rank, step=1, budget=None):
-        mine = case.map.flatten(0, 1)[:, rank * case.local : (rank + 1) * case.local]
-        self.tokens = mine.any(dim=1).nonzero().flatten().tolist()
-        self.pairs, self.padded, self.counts, end = [], [], [], 0
-        for expert in range(case.local):
-            tokens = mine[:, expert].nonzero().flatten().tolist()
-            start, end = len(self.pairs), len(self.pairs) + len(tokens)
-            self.pairs += [(token, expert) for token in tokens]
-            self.pairs += [None] * (-len(self.pairs) % step)
-            count = len(tokens) if budget is None else max(0, min(len(tokens), budget - start))
-            self.counts.append(count)
-            self.padded.append(-(-count // step) * step)
-        self.overflow = int(budget is not None and end > budget)
-        self.pairs = self.pairs if budget is None else self.pairs[:budget]
+        experts = case.ranks * case.local  # of which each is a selection, or not
+        sent = reference.Case(experts, case.rows, torch.where(case.map, torch.arange(experts), -1), case.probs)
+        want = elastic_reference.expected(sent, rank, case.tokens, step)
+        self.tokens, first = want.ids, rank * case.local
+        self.pairs = [each and (want.ids[each[0]], each[1] - first) for each in want.selections][:budget]
+        room = float("inf") if budget is None else budget
+        self.counts = [max(0, min(count, room - start)) for start, count in zip(want.starts, want.counts)]
+        self.padded = [align(count, step) for count in self.counts]
+        self.overflow = int(want.starts[-1] + want.counts[-1] > room)
 
     def permuted(self, values, experts=None):
         """``values`` ``[R * T, ...]``; with ``experts`` the column of each pair's, behind so many others."""

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from common import GPU, launched_by_torchrun, parser_of_script, run_on_cpu_ranks
-from normal_mode import run_cases
+from normal_mode import run_script
 
 import deep_ep
 from deep_ep.utils.envs import init_dist
@@ -26,7 +26,7 @@ def run_rank(local_rank, args):
         group, int(2e9), int(1e9), low_latency_mode=args.test_ll_compatibility, num_qps_per_rank=24, explicitly_destroy=True
     )
     for seed in range(20 if args.pressure_test_mode else 1):
-        run_cases(args, buffer, deep_ep.Config(24, 8, 512, 16, 128), nodes, args.num_topk_groups or min(nodes, 4), seed)
+        run_script(args, buffer, deep_ep.Config(24, 8, 512, 16, 128), nodes, args.num_topk_groups or min(nodes, 4), seed)
     if args.test_ll_compatibility:
         tokens, hidden, experts, topk = (16, 5120, 256 // num_ranks, 9) if GPU else (4, 512, 4, 3)
         buffer.clean_low_latency_buffer(tokens, hidden, experts * num_ranks)

@@ -7,7 +7,7 @@ shapes. MASTER_ADDR, MASTER_PORT, WORLD_SIZE (nodes) and RANK (of the node) as f
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from common import parser_of_script, run_on_cpu_ranks
-from normal_mode import run_cases
+from normal_mode import run_script
 
 import deep_ep
 from deep_ep.utils.envs import init_dist
@@ -19,7 +19,7 @@ def run_rank(local_rank, args):
         group, int(2e9), 0, low_latency_mode=False, num_qps_per_rank=1, explicitly_destroy=True,
         allow_mnnvl=args.allow_mnnvl, use_fabric=args.use_fabric,
     )  # fmt: skip
-    run_cases(args, buffer, deep_ep.Config(24, 8, 256))
+    run_script(args, buffer, deep_ep.Config(24, 8, 256))
     buffer.destroy()
     dist.barrier()
     dist.destroy_process_group()

@@ -2,9 +2,6 @@
 
 import contextlib
 import gc
-import pathlib
-import subprocess
-import sys
 import threading
 import time
 import types
@@ -14,6 +11,7 @@ import pytest
 import reference
 import torch
 from cluster import on_ranks
+from common import run_program
 from normal_mode import CONFIG, check_received, equal, send
 from reference import make_case
 from test_errors import Alone, refused
@@ -116,8 +114,7 @@ def test_a_buffer_is_not_destroyed_under_a_call():
 
 
 EXIT = """
-import sys, torch, threading
-sys.path.insert(0, {folder!r})
+import torch, threading
 from test_lifetime import Threads, make_case, send
 from deep_ep import Buffer
 buffers, results = [None, None], [None, None]
@@ -134,11 +131,7 @@ print("leaving", results[0][0].shape[0] > 0)
 
 @pytest.mark.parametrize("explicitly", [True, False])
 def test_exit_with_live_buffers(explicitly):
-    program = EXIT.format(folder=str(pathlib.Path(__file__).parent), explicitly=explicitly)
-    done = subprocess.run(
-        [sys.executable, "-W", "always::ResourceWarning", "-c", program], capture_output=True, text=True, timeout=scaled(60)
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_program(EXIT.format(explicitly=explicitly))
     assert "leaving True" in done.stdout and "destroyed" not in done.stdout
     said = [line for line in done.stderr.splitlines() if "ResourceWarning: deep_ep: rank" in line]
     assert len(said) == (2 if explicitly else 0) and all("never destroyed" in line for line in said), done.stderr
@@ -162,13 +155,10 @@ def test_a_forked_child_leaves_the_buffer_alone():
     # Collected, used, and at exit: in each case the child's threads are gone, and the child must not wait for them.
     program = """
 import os, sys, torch, deep_ep
-class Alone:
-    Get_rank = lambda self: 0
-    Get_size = lambda self: 1
-    allgather = lambda self, value: [value]
+from test_errors import Alone
 topk = torch.zeros(3, 2, dtype=torch.int64)
-kept = deep_ep.Buffer(None, comm=Alone(), explicitly_destroy=True)
-dropped = deep_ep.Buffer(None, comm=Alone())
+kept = deep_ep.Buffer(None, comm=Alone, explicitly_destroy=True)
+dropped = deep_ep.Buffer(None, comm=Alone)
 layout = kept.get_dispatch_layout(topk, 4), dropped.get_dispatch_layout(topk, 4)
 child = os.fork()
 if child == 0:
@@ -185,8 +175,5 @@ kept.get_dispatch_layout(topk, 4)
 kept.destroy()
 """
     for arguments in ([], ["destroy"]):
-        done = subprocess.run(
-            [sys.executable, "-W", "always::ResourceWarning", "-c", program, *arguments], check=True, timeout=scaled(60),
-            capture_output=True, text=True,
-        )  # fmt: skip
+        done = run_program(program, *arguments)
         assert done.stdout == "" and "deep_ep" not in done.stderr, done.stderr

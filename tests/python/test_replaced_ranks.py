@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from cluster import Cluster
-from low_latency_calls import M, combine, dispatch, ll_case, make_buffer, outputs_of
+from low_latency_calls import M, check_round_trip, combine, dispatch, ll_case, make_buffer, outputs_of
 from normal_mode import send
 from test_errors import refused
 
@@ -58,9 +58,7 @@ def calls_with(buffer, recorded=None):
     outputs, rank = outputs_of(case), buffer.rank
     expected = reference.combined(case, rank, outputs)
     for _ in range(3):
-        result = dispatch(buffer, case, use_fp8=False)
-        reference.check_dispatched(case, rank, M, result)
-        reference.close(combine(buffer, case, outputs[rank], result[2])[0], expected)
+        check_round_trip(buffer, case, {"use_fp8": False})
     for _ in range(3 if GPUS >= 2 else 0):
         if recorded:
             reference.close(recorded.replay(), expected)

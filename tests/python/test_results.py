@@ -3,13 +3,11 @@ nothing of PyTorch is changed for it."""
 
 import ctypes
 import gc
-import os
 import pickle
-import sys
 
 import pytest
 import torch
-from common import output_of, run_with_older_pytorch
+from common import run_program, run_with_older_pytorch
 from normal_mode import CONFIG, equal, send_rows
 from test_errors import Alone
 from torch.overrides import TorchFunctionMode
@@ -80,8 +78,7 @@ for kind, old in zip(kinds, before):
     new = [name for name in vars(kind) if name not in old and kind in (torch.Tensor, torch.UntypedStorage)]
     print(kind, changed, new)
 """
-    path = os.pathsep.join([os.path.dirname(__file__), *filter(None, [os.environ.get("PYTHONPATH")])])
-    printed = output_of(sys.executable, "-c", program, PYTHONPATH=path).splitlines()
+    printed = run_program(program).stdout.splitlines()
     assert len(printed) == 5 and all(line.endswith("[] []") for line in printed), printed
 
 

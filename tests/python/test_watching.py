@@ -21,6 +21,14 @@ KINDS = ["combine", "dispatch", "low_latency_combine", "low_latency_dispatch"]
 kept = {}
 
 
+def check_numbers(x, **calls):
+    """Of the buffer made last, whose calls were of these kinds, of ``x`` or for its tokens."""
+    last = deep_ep.metrics()["buffers"][-1]
+    assert last["calls"] == {**dict.fromkeys(KINDS, 0), **calls}
+    assert last["bytes"] == {kind: count * x.numel() * x.element_size() for kind, count in last["calls"].items()}
+    return last
+
+
 @on_ranks(2)
 def test_numbers(group):
     before = len(deep_ep.metrics()["buffers"])
@@ -29,33 +37,25 @@ def test_numbers(group):
     rows, *_, handle, _ = send(buffer, case)
     buffer.dispatch(case.x[rank], handle=handle, config=CONFIG)
     buffer.combine(rows, handle, config=CONFIG)
-    tokens = case.x[rank].numel() * 2
+    mine = check_numbers(case.x[rank], dispatch=2, combine=1)
+    del mine["calls"], mine["bytes"]
+    assert mine == {"rank": rank, "ranks": 2, "nodes": 1, "lost_ranks": [], "handlers": []}
     found = deep_ep.metrics()
-    mine = found["buffers"][-1]
     assert found["version"] == deep_ep.__version__ and len(found["buffers"]) == before + 1
-    assert (mine["rank"], mine["ranks"], mine["nodes"], mine["lost_ranks"], mine["handlers"]) == (rank, 2, 1, [], [])
-    assert mine["calls"] == {**dict.fromkeys(KINDS, 0), "dispatch": 2, "combine": 1}
-    assert mine["bytes"] == {**dict.fromkeys(KINDS, 0), "dispatch": 2 * tokens, "combine": tokens}
-    assert set(mine) == {"rank", "ranks", "nodes", "lost_ranks", "handlers", "calls", "bytes"}
 
     elastic = ElasticBuffer(group, num_max_tokens_per_rank=8, hidden=64, num_topk=3, explicitly_destroy=True)
     rows, _, _, handle, _ = elastic.dispatch(case.x[rank], case.topk_idx[rank], num_experts=case.num_experts)
     elastic.dispatch(case.x[rank], handle=handle)
     elastic.combine(rows, handle)
-    first, second = deep_ep.metrics()["buffers"][-2:]
-    assert first["calls"] == second["calls"] and first["bytes"] == second["bytes"]
+    check_numbers(case.x[rank], dispatch=2, combine=1)
 
     low_latency = make_buffer(group)
     case = ll_case([M, M])
     outputs = outputs_of(case)
     handle = dispatch(low_latency, case)[2]
-    out = torch.empty_like(case.x[rank])
-    combine(low_latency, case, outputs[rank], handle, out=out)
+    combine(low_latency, case, outputs[rank], handle, out=torch.empty_like(case.x[rank]))
     combine(low_latency, case, outputs[rank], handle)
-    last = deep_ep.metrics()["buffers"][-1]
-    assert last["calls"] == {**dict.fromkeys(KINDS, 0), "low_latency_dispatch": 1, "low_latency_combine": 2}
-    tokens = case.x[rank].numel() * 2
-    assert last["bytes"] == {**dict.fromkeys(KINDS, 0), "low_latency_dispatch": tokens, "low_latency_combine": 2 * tokens}
+    check_numbers(case.x[rank], low_latency_dispatch=1, low_latency_combine=2)
 
     for each in (buffer, elastic):
         each.destroy()

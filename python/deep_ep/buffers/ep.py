@@ -206,15 +206,14 @@ class EPBuffer(ElasticBuffer, BufferBase):
             expert_weights: as many: ``[L, ...]`` contiguous, of the L experts that this rank owns. In bytes an expert is as
                 large as a slot, a multiple of 16.
             redundancy_mapping: ``[D, C]`` int32 contiguous, the same on the D ranks of the domain: the expert of each rank's
-                slots, those of the domain's rank d being ``d * L`` to ``d * L + L - 1``. What is no expert, as -1, leaves its
-                slot as it is. Read on the device: it must not change before the event.
+                slots, those of the domain's rank d being ``d * L`` to ``d * L + L - 1``, or -1. Read on the device: it must
+                not change before the event.
             num_sms: at most so many, an odd number counts as the next even one; 0: ``lb_get_theoretical_num_sms``.
             previous_event: the call comes behind it instead of behind the current stream's work.
 
         Returns:
             An event behind the call on the communication stream: all ranks' slots are written, and no weights are read any
-            more. No slot is written before its rank reaches the call on the device. The current stream does not wait by
-            itself.
+            more. No slot is written before its rank reaches the call on the device.
         """
         slots = _experts("redundant_expert_weights", redundant_expert_weights)
         own = _experts("expert_weights", expert_weights)
@@ -229,18 +228,9 @@ class EPBuffer(ElasticBuffer, BufferBase):
         num_sms: int = 0,
         previous_event: AnyEvent = None,
     ) -> EventOverlap:
-        """Collective in each NVLink domain: adds the gradients of replicas, which it only reads, to those of their experts, in float32, by ascending
-        rank and slot.
-
-        Args:
-            redundant_expert_grads: ``[C, n]`` float32 contiguous, in the memory of ``lb_allocation_plan_or_num_bytes`` at the
-                same offset on all ranks of the domain.
-            expert_grads: ``[L, n]`` float32 contiguous; the sums are added to what is there.
-            redundancy_mapping, num_sms, previous_event: as for ``lb_prefetch_weights``.
-
-        Returns:
-            An event as that of ``lb_prefetch_weights``: all ranks' sums are made, and no slot is read any more.
-        """
+        """Collective in each NVLink domain: adds the gradients of replicas, ``[C, n]`` float32, slots as of
+        ``lb_prefetch_weights``, which are only read, to those of their experts, ``[L, n]`` float32, by ascending rank and slot.
+        Behind the event all ranks' sums are made, and no slot is read any more; else all is as for ``lb_prefetch_weights``."""
         call = self._native.reduce_grads
         return self._load_balance(call, redundant_expert_grads, expert_grads, redundancy_mapping, num_sms, previous_event)
 

@@ -1,23 +1,34 @@
 #include "simulation/simulated_ends.hpp"
 
 #include <algorithm>
+#include <chrono>
+#include <deque>
+#include <exception>
+#include <mutex>
 #include <optional>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "csrc/executor/backend.hpp"
+#include "csrc/executor/own_stream.hpp"
 #include "csrc/memory/executor_memory.hpp"
 #include "csrc/rdma/local/local_ends.hpp"
 #include "csrc/rdma/ring/polling.hpp"
 #include "csrc/rdma/ring/ring_memory.hpp"
 #include "csrc/rdma/ring/ringer.hpp"
+#include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
+#include "csrc/support/logging.hpp"
 #include "deep_ep/error.hpp"
 #include "simulation/kernels/simulated_pieces.hpp"
-#include "simulation/nic_runner.hpp"
 
 namespace deep_ep::rdma {
 namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::nanoseconds;
 
 // Keys: one of the words for old values, then one of each rank's heap.
 constexpr std::uint32_t kFirstSimulatedKey = 0x20000;
@@ -52,6 +63,12 @@ std::string describe_speed(const SimulatedNic& nic) {
   return text;
 }
 
+constexpr std::size_t kLaunchesAhead = 4;  ///< launches enqueued: the thread may be late by that many idle times
+
+/// A kernel that stayed for ever would stop everybody who waits for the device (cudaDeviceSynchronize, cudaFree, a
+/// kernel that is loaded for the first time). So each launch ends after a short time without work, and after a longer
+/// one in any case, and a thread sees to it that several launches are always enqueued behind the one that runs. A
+/// process that dies leaves no more than those.
 class SimulatedEnds final : public Ends {
  public:
   SimulatedEnds(const std::shared_ptr<Executor>& executor, const SymmetricHeap& heap, const ConnectionOptions& options,
@@ -69,22 +86,37 @@ class SimulatedEnds final : public Ends {
         states_(device_copy(executor, std::vector<SimulatedQueueState>(count()))),
         blocks_(nic.multiprocessors != 0           ? nic.multiprocessors
                 : on_gpu_ && options.long_messages ? SimulatedNicParams::kMostBlocks
-                                                   : 1) {
-    rings_.emplace(executor, options.rings({.on_gpu = true}));
+                                                   : 1),
+        words_(pinned_memory<Words>(executor)),
+        stream_(*executor) {
+    rings_.emplace(executor, options.rings({.on_gpu = true, .records_apart = handler == NicHandler::doorbell}));
     params_.speed = {.ns_per_byte = *nic_.gb_per_s == 0 ? 0 : 1 / *nic_.gb_per_s,
                      .held_ns = std::max(0.0, *nic_.latency_us * 1e3 - (on_gpu_ ? kOwnNsOnGpu : 0)),
                      .reorder_ns = static_cast<std::uint64_t>(nic_.reorder_us * 1e3),
                      .completion_ns = static_cast<std::uint64_t>(nic_.completion_us * 1e3)};
     if (on_gpu_) params_.pieces = device::simulated::kMostPieces;
     if (blocks_ > 1) lending_ = device_copy(executor, std::vector<device::simulated::Lending>(1));
-    check_room();
-    if (handler == NicHandler::doorbell) ringer_.emplace(executor, count());
+    // As many warps that move as there is room for.
+    const std::size_t room = executor_->policy().max_shared_bytes;
+    threads_ = on_gpu_ ? kernels::simulated_nic::kMaxThreads : SimulatedNicParams::kFewestThreads;
+    while (threads_ > SimulatedNicParams::kFewestThreads && shared_bytes() > room) threads_ -= 32;
+    if (shared_bytes() > room) {
+      fail<SystemError>("the simulated NIC has room for {} in a block, {} queue pairs need {}: use fewer ranks",
+                        format_bytes(room), count(), format_bytes(shared_bytes()));
+    }
+    if (handler == NicHandler::doorbell) ringer_.emplace();
     regions_[0] = {reinterpret_cast<std::byte*>(sinks_.get()), count() * sizeof(std::uint64_t)};
     regions_[1 + static_cast<std::size_t>(options_.rank)] = {heap.local(), heap.bytes()};
     for (const int peer : options_.peers) {
       regions_[1 + static_cast<std::size_t>(peer)] = {mapped_heap(heap, options_.rank, peer, "simulated"),
                                                       heap.bytes()};
     }
+  }
+
+  /// What was taken is finished; nothing touches memory afterwards.
+  ~SimulatedEnds() override {
+    ringing_ = {};
+    if (launching_.joinable()) end();
   }
 
   QueuePairAddress address(std::size_t end) const override {
@@ -98,7 +130,7 @@ class SimulatedEnds final : public Ends {
     require_rail(peer, options_.rank, nic_);
     RdmaQueuePair queue = rings_->queue_pair(end, number_of(end), options_.peer(end), {0, kFirstSimulatedKey});
     if (ringer_) {
-      ringer_->connect(end, queue, doorbells_.get() + end);
+      ringer_->add(queue, rings_->doorbell_record(end), doorbells_.get() + end);
     } else {
       queue.doorbell = doorbells_.get() + end;
       queue.doorbell_record = rings_->doorbell_record(end);
@@ -126,11 +158,38 @@ class SimulatedEnds final : public Ends {
     params_.heap_key = simulated_key_of_rank(options_.rank);
     params_.lending = lending_.get();
     params_.lent_behind = on_gpu_ ? 128 : 4;  // a piece is some 10 us under way; on the CPU that some are lent is all
-    // As many warps that move as there is room for.
-    int threads = on_gpu_ ? kernels::simulated_nic::kMaxThreads : SimulatedNicParams::kFewestThreads;
-    while (shared_bytes(threads) > executor_->policy().max_shared_bytes) threads -= 32;
-    runner_ = std::make_unique<NicRunner>(executor_, params_, LaunchShape{blocks_, threads, shared_bytes(threads)});
-    if (ringer_) thread_ = polling_thread({}, /*for_device=*/true, [this] { return ringer_->step(); });
+    params_.stop = &words_->stop;
+    params_.serving = &words_->serving;
+    // On the CPU nobody waits for the device, and a launch takes as long as many polls.
+    const milliseconds idle(on_gpu_ ? 2 : 20), most(on_gpu_ ? 100 : 500);
+    params_.idle_ns = static_cast<std::uint64_t>(nanoseconds(idle).count());
+    params_.most_ns = static_cast<std::uint64_t>(nanoseconds(most).count());
+    executor_->load_kernels();
+    launching_ = std::jthread(
+        [this, nap = idle / 2, shape = LaunchShape{blocks_, threads_, shared_bytes()}](const std::stop_token& stop) {
+          try {
+            executor_->make_current();
+            while (!stop.stop_requested()) {
+              launch_ahead(stop, shape);
+              std::this_thread::sleep_for(nap);
+            }
+          } catch (const std::exception& error) {
+            // A process that ends without giving its buffer back: nobody is left to care.
+            const bool unloading =
+                std::string_view(error.what()).find("cudaErrorCudartUnloading") != std::string_view::npos;
+            if (!unloading) log::error("rdma: the simulated NIC is gone: {}", error.what());
+            const std::lock_guard lock(mutex_);
+            why_gone_ = error.what();
+          }
+        });
+    try {
+      wait_until_serving();
+    } catch (const std::exception& error) {
+      log::error("rdma: {}; waiting until what was launched has ended", error.what());
+      end();
+      throw;
+    }
+    if (ringer_) ringing_ = polling_thread({}, /*for_device=*/true, [this] { return ringer_->step(); });
   }
 
   NicHandler handler() const override { return ringer_ ? NicHandler::doorbell : NicHandler::gpu; }
@@ -142,53 +201,98 @@ class SimulatedEnds final : public Ends {
 
  private:
   std::optional<Failure> executor_failure() const override {
-    const std::string why = runner_ == nullptr ? std::string() : runner_->failure();
+    const std::string why = why_gone();
     if (why.empty()) return std::nullopt;
     return Failure{.of_device = true, .device = device_, .detail = fmt::format("is gone: {}", why)};
   }
 
+  void launch_ahead(const std::stop_token& stop, const LaunchShape& shape) {
+    while (!launches_.empty() && executor_->event_done(launches_.front())) launches_.pop_front();
+    while (launches_.size() < kLaunchesAhead && !stop.stop_requested()) {
+      ++params_.launch;
+      executor_->kernels().simulated_nic(params_, shape, stream_.get());
+      launches_.push_back(executor_->record_event(stream_.get()));
+    }
+  }
+
+  void wait_until_serving() const {
+    const Deadline deadline(60);
+    while (__atomic_load_n(&words_->serving, __ATOMIC_ACQUIRE) == 0) {
+      if (const std::string why = why_gone(); !why.empty()) {
+        fail<SystemError>("the simulated NIC does not start: {}", why);
+      }
+      if (deadline.expired()) {
+        fail<SystemError>(
+            "the simulated NIC does not start within {} s: other kernels leave it no multiprocessor of {}",
+            deadline.seconds(), to_string(executor_->device()));
+      }
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+  }
+
+  void end() noexcept {
+    launching_.request_stop();
+    __atomic_store_n(&words_->stop, 1, __ATOMIC_RELEASE);
+    launching_.join();
+    try {
+      executor_->make_current();
+      executor_->synchronize(stream_.get());
+    } catch (const std::exception& error) {
+      log::warn("rdma: the simulated NIC has not ended well: {}", error.what());
+    }
+  }
+
+  /// Empty while it serves.
+  std::string why_gone() const {
+    const std::lock_guard lock(mutex_);
+    return why_gone_;
+  }
+
   std::size_t count() const { return options_.ends(); }
   std::uint32_t number_of(std::size_t end) const { return 1 + static_cast<std::uint32_t>(end); }
-  std::size_t shared_bytes(int threads) const {
-    const int movers = threads / 32 - 3;
+  std::size_t shared_bytes() const {
+    const int movers = threads_ / 32 - 3;
     return device::simulated::Shared(Carver::without_memory(), count(), regions_.size(),
                                      static_cast<std::size_t>(movers), params_.pieces)
         .bytes;
   }
 
-  void check_room() const {
-    const std::size_t room = executor_->policy().max_shared_bytes;
-    if (shared_bytes(SimulatedNicParams::kFewestThreads) <= room) return;
-    fail<SystemError>("the simulated NIC has room for {} in a block, {} queue pairs need {}: use fewer ranks",
-                      format_bytes(room), count(), format_bytes(shared_bytes(SimulatedNicParams::kFewestThreads)));
-  }
-
   std::vector<SimulatedQueue> table() const {
     std::vector<SimulatedQueue> queues(count());
     for (std::size_t end = 0; end < count(); ++end) {
-      std::uint32_t* const record = ringer_ ? ringer_->record(end) : rings_->doorbell_record(end);
-      queues[end] = {rings_->ring(end), rings_->completion(end), record,
+      queues[end] = {rings_->ring(end), rings_->completion(end), rings_->doorbell_record(end),
                      number_of(end),    rings_->options().depth, simulated_key_of_rank(options_.peer(end))};
       if (options_.channel(end) + 1 == nic_.slow) queues[end].way_ns_per_byte = 1 / nic_.slow_gb_per_s;
     }
     return queues;
   }
 
+  /// In host memory, written by one side each.
+  struct Words {
+    std::uint64_t stop;
+    alignas(64) std::uint64_t serving;
+  };
+
   std::shared_ptr<Backend> executor_;
   bool on_gpu_;
   SimulatedNic nic_;
-  std::vector<SimulatedRegion> regions_;  ///< by key
+  std::vector<device::rdma::Region> regions_;  ///< by key
   std::shared_ptr<std::uint64_t> sinks_;
   std::shared_ptr<std::uint64_t> doorbells_;
   std::shared_ptr<SimulatedQueueState> states_;
   std::shared_ptr<SimulatedQueue> queues_;
-  std::shared_ptr<SimulatedRegion> device_regions_;
-  int blocks_;
+  std::shared_ptr<device::rdma::Region> device_regions_;
+  int blocks_, threads_ = 0;
   std::shared_ptr<device::simulated::Lending> lending_;
   SimulatedNicParams params_;
-  std::optional<Ringer> ringer_;       ///< handler `doorbell`
-  std::unique_ptr<NicRunner> runner_;  ///< uses the rest
-  std::jthread thread_;                ///< last: that of the ringer
+  std::optional<Ringer> ringer_;  ///< handler `doorbell`
+  std::shared_ptr<Words> words_;
+  OwnStream stream_;
+  std::deque<EventHandle> launches_;  ///< that are enqueued: their ends
+  mutable std::mutex mutex_;
+  std::string why_gone_;  ///< under the mutex
+  std::jthread launching_;
+  std::jthread ringing_;
 };
 
 }  // namespace

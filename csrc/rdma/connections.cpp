@@ -147,8 +147,7 @@ AgreedWire AgreedWire::agree(Bootstrap& bootstrap, const Executor& executor, std
 
 namespace {
 
-/// Opens each NIC once, and those of the node that receive for this rank, where ends keep to rails. Refers to its
-/// arguments.
+/// Opens each NIC once. Refers to its arguments.
 MakeEnds ends_of(const std::shared_ptr<Executor>& executor, const SymmetricHeap& heap, const AgreedWire& wire) {
   return [&, opened = std::map<int, verbs::NicAccess>()](NicHandler handler, const ConnectionOptions& options) mutable {
     if (wire.kind == WireKind::local) return make_local_ends(executor, heap, options);
@@ -160,20 +159,11 @@ MakeEnds ends_of(const std::shared_ptr<Executor>& executor, const SymmetricHeap&
       opened[options.nic] = verbs::open_nic(nic, *executor, wire.settings, heap);
     }
     verbs::NicAccess& nic = opened[options.nic];
-    if (options.rail_width != 0 && nic.landing_nics.empty()) {
-      std::vector<verbs::HeapOnNic> landings(static_cast<std::size_t>(options.rail_width));
-      for (int rail = 0; rail < options.rail_width; ++rail) {
-        const int ahead = rail - options.rail_of(options.rank);
-        const WireFacts& owner = wire.ranks[static_cast<std::size_t>(options.rank + ahead)];
-        if (ahead == 0) continue;
-        landings[static_cast<std::size_t>(rail)] =
-            nic.open(owner.nic.data(), owner.path, verbs::verbs_functions(), heap);
-      }
-      nic.landing_nics = std::move(landings);
-    }
-    verbs::NicAccess reached = nic;
-    if (options.rail_width == 0) reached.landing_nics.clear();  // ends keep what they get
-    return verbs::make_nic_ends(handler, reached, executor, options);
+    return verbs::make_nic_ends(handler, nic, executor, options, [&](int rail) {
+      const int owner = options.rank - options.rail_of(options.rank) + rail;
+      const WireFacts& facts = wire.ranks[static_cast<std::size_t>(owner)];
+      return nic.open(facts.nic.data(), facts.path, verbs::verbs_functions(), heap);
+    });
   };
 }
 

@@ -1,5 +1,6 @@
 // From a work-queue entry or doorbell back to what it asks for, as a device reads it. The simulated NIC, the handler
-// `cpu` and tests decode by the same rules. Accepted are the entries that the writers of formats.hpp make.
+// `cpu` and tests decode by the same rules, and check alike. Accepted are the entries that the writers of formats.hpp
+// make.
 #pragma once
 
 #include "kernels/rdma/formats.hpp"
@@ -49,6 +50,47 @@ DEEP_EP_HOST_DEVICE Operation decode(const WorkQueueEntry& entry, std::uint64_t 
   operation.valid =
       good && operation.modifier == 0 && operation.counter == (index & 0xffffu) && operation.queue_pair == number;
   return operation;
+}
+
+/// Memory that a key stands for; addresses start at 0.
+struct Region {
+  std::byte* base = nullptr;  ///< null: nobody has this key
+  std::uint64_t bytes = 0;
+
+  /// Null where they do not lie in it.
+  DEEP_EP_HOST_DEVICE std::byte* at(std::uint64_t address, std::uint64_t length) const {
+    return base != nullptr && address <= bytes && length <= bytes - address ? base + address : nullptr;
+  }
+};
+
+/// The reason of a failure, as mlx5 devices encode it in the completion entry (byte 55 of an error entry). Wires
+/// without an mlx5 device translate into the same codes, so that one table explains every failure. They are those of
+/// rdma-core's providers/mlx5/mlx5dv.h (MLX5_CQE_SYNDROME_*); `none` is ours.
+enum class Syndrome : std::uint8_t {
+  none = 0x00,
+  local_length = 0x01,
+  local_queue_pair = 0x02,
+  local_protection = 0x04,
+  flushed = 0x05,
+  memory_window_bind = 0x06,
+  bad_response = 0x10,
+  local_access = 0x11,
+  remote_invalid_request = 0x12,
+  remote_access = 0x13,
+  remote_operation = 0x14,
+  transport_retries_exceeded = 0x15,
+  receiver_not_ready_retries_exceeded = 0x16,
+  remote_aborted = 0x22,
+};
+
+/// A device's answer to a valid operation, of which these bytes were found; null: not there, or by a wrong key. A
+/// write of no bytes is not checked.
+DEEP_EP_HOST_DEVICE constexpr Syndrome answer(const Operation& operation, const std::byte* local,
+                                              const std::byte* remote) {
+  if (operation.length == 0) return Syndrome::none;
+  if (local == nullptr) return Syndrome::local_protection;
+  if (operation.opcode == kOpcodeFetchAdd && operation.remote.address % 8 != 0) return Syndrome::remote_invalid_request;
+  return remote == nullptr ? Syndrome::remote_access : Syndrome::none;
 }
 
 /// Lowest 16 bits of the number of entries that a doorbell announces.

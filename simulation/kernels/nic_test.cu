@@ -75,45 +75,26 @@ class Side {
 
 // ---- Writes and additions ----
 
-/// A sender posts it again and again: entries, in turn a write and an addition, each to a place or counter of its own.
-struct Batch {
-  bool answered;  ///< the receiver looks at each; else it looks at the end, and all goes as fast as it can
-  int entries;    ///< of each kind
-  int places;     ///< where writes go in turn; 0: there are none
-  int words;      ///< of each write
-  int counters;   ///< where additions go in turn; 0: there are none
-  std::uint64_t from, to;
-
-  DEEP_EP_DEVICE explicit Batch(NicTestTask task)
-      : answered(task == NicTestTask::entries || task == NicTestTask::litmus),
-        entries(task == NicTestTask::entries ? layout::kSlots : kWarpSize),
-        places(task == NicTestTask::writes      ? layout::kMessages
-               : task == NicTestTask::additions ? 0
-                                                : entries),
-        words(task == NicTestTask::writes    ? static_cast<int>(layout::kMessageBytes / 4)
-              : task == NicTestTask::entries ? layout::kSlotWords
-                                             : layout::kLitmusWords / kWarpSize),
-        counters(task == NicTestTask::entries     ? entries
-                 : task == NicTestTask::additions ? 1
-                                                  : 0),
-        from(answered ? layout::kOutgoingSlots : layout::kOutgoing),
-        to(answered ? layout::kIncomingSlots : layout::kIncoming) {}
-
-  DEEP_EP_DEVICE static std::uint64_t counter(int i) { return layout::kCounters + 8 * static_cast<std::uint64_t>(i); }
-  /// The number that is added there.
-  DEEP_EP_DEVICE std::uint64_t step(int i) const { return static_cast<std::uint64_t>(i % counters + 1); }
-};
+DEEP_EP_DEVICE std::uint64_t counter_at(int i) { return layout::kCounters + 8 * static_cast<std::uint64_t>(i); }
+/// The number that is added to the `i`th counter in turn.
+DEEP_EP_DEVICE std::uint64_t step(const NicTestTask& task, int i) {
+  return static_cast<std::uint64_t>(i % task.counters + 1);
+}
 
 DEEP_EP_DEVICE void send(const NicTestParams& params, Side& side) {
-  const Batch batch(params.task);
+  const NicTestTask& batch = params.task;
+  const std::uint64_t from = batch.answered ? layout::kOutgoingSlots : layout::kOutgoing;
+  const std::uint64_t to = batch.answered ? layout::kIncomingSlots : layout::kIncoming;
   bool good = true;
-  if (params.task == NicTestTask::entries) {
-    // One write alone: of several that fail, the last one's completion is seen, which says only that it was flushed.
+  if (batch.alone) {
     good = side.queue().post(lane_index() == 0, [&](WorkQueueEntry& entry, const EntryHeader& header) {
-      write_entry(entry, header, side.remote(layout::kIncoming), side.local(layout::kOutgoing), 64);
+      KeyedAddress place = side.remote(layout::kIncoming);
+      place.key ^= batch.wrong_bits;
+      write_entry(entry, header, place, side.local(layout::kOutgoing), 64);
     });
     good = good && side.queue().quiet();
   }
+  if (batch.entries == 0) return;
   const std::uint64_t begin = warp::shuffle(now_ns(), 0);
   const auto took = [&] { return warp::shuffle(now_ns(), 0) - begin; };
   std::uint64_t operations = 0, sent = 0;
@@ -121,17 +102,17 @@ DEEP_EP_DEVICE void send(const NicTestParams& params, Side& side) {
   std::uint64_t before = 0;  // tickets of the last two batches: no more is under way
   for (std::uint64_t round = 1; good && operations < params.operations && took() < params.budget_ns; ++round) {
     const std::uint64_t ticket = side.queue().posted();
-    std::uint32_t* words = side.words(batch.from);
+    std::uint32_t* words = side.words(from);
     const int fresh = batch.answered ? batch.places * batch.words : 0;
     for (int i = lane_index(); i < fresh; i += kWarpSize) words[i] = layout::word_of(round, i);
     warp::sync();  // what a lane sends was written by all of them
     for (int i = lane_index(); i < batch.entries; i += kWarpSize) {
       good = good && side.queue().post(batch.places != 0, [&](WorkQueueEntry& entry, const EntryHeader& header) {
         const std::uint64_t at = std::uint64_t{bytes} * static_cast<std::uint64_t>(i % batch.places);
-        write_entry(entry, header, side.remote(batch.to + at), side.local(batch.from + at), bytes);
+        write_entry(entry, header, side.remote(to + at), side.local(from + at), bytes);
       });
       good = good && side.queue().post(batch.counters != 0, [&](WorkQueueEntry& entry, const EntryHeader& header) {
-        side.add_entry(entry, header, Batch::counter(i % batch.counters), batch.step(i));
+        side.add_entry(entry, header, counter_at(i % batch.counters), step(batch, i));
       });
     }
     if (!batch.answered) {
@@ -161,22 +142,22 @@ DEEP_EP_DEVICE void send(const NicTestParams& params, Side& side) {
 }
 
 /// Looks at the data of this round, or, of batches without answers, of all (0).
-DEEP_EP_DEVICE void check(const Batch& batch, const Side& side, std::uint64_t round) {
+DEEP_EP_DEVICE void check(const NicTestTask& batch, const Side& side, std::uint64_t round) {
   const std::uint64_t sent = load_weak(side.counter(layout::kReport));
-  const std::uint32_t* words = side.words(batch.to);
+  const std::uint32_t* words = side.words(batch.answered ? layout::kIncomingSlots : layout::kIncoming);
   const int count = round == 0 && sent == 0 ? 0 : batch.places * batch.words;
   for (int i = count - 1 - lane_index(); i >= 0; i -= kWarpSize) {  // what was sent last first
     side.compare(round, i / batch.words, layout::word_of(round, i), load_weak(words + i));
   }
   for (int i = lane_index(); i < batch.counters; i += kWarpSize) {
-    side.compare(round, layout::kSlots + i, round == 0 ? sent : round * batch.step(i),
-                 load_acquire<Scope::system>(side.counter(Batch::counter(i))));
+    side.compare(round, layout::kSlots + i, round == 0 ? sent : round * step(batch, i),
+                 load_acquire<Scope::system>(side.counter(counter_at(i))));
   }
 }
 
 /// Looks at every round of the sender, and answers; or looks once.
 DEEP_EP_DEVICE void receive(const NicTestParams& params, Side& side) {
-  const Batch batch(params.task);
+  const NicTestTask& batch = params.task;
   if (!batch.answered) {
     if (side.wait(layout::kSignal, layout::kStop)) check(batch, side, 0);
     return;
@@ -187,24 +168,11 @@ DEEP_EP_DEVICE void receive(const NicTestParams& params, Side& side) {
   }
 }
 
-DEEP_EP_DEVICE void send_by_wrong_key(Side& side) {
-  side.queue().post(lane_index() == 0, [&](WorkQueueEntry& entry, const EntryHeader& header) {
-    KeyedAddress to = side.remote(layout::kIncoming);
-    to.key ^= 0x80;  // of mlx5's eight bits that tell a key from older ones of the same memory
-    write_entry(entry, header, to, side.local(layout::kOutgoing), 64);
-  });
-  if (side.queue().quiet() && lane_index() == 0) side.result().operations = 1;
-}
-
 DEEP_EP_DEVICE void body(const NicTestParams& params, std::byte*) {
   const bool sends = warp_index() % 2 == 0;
-  if (params.task == NicTestTask::wrong_key && !sends) return;
+  if (params.task.entries == 0 && !sends) return;
   Side side(params);
-  if (params.task == NicTestTask::wrong_key) {
-    send_by_wrong_key(side);
-  } else {
-    sends ? send(params, side) : receive(params, side);
-  }
+  sends ? send(params, side) : receive(params, side);
   if (sends) side.queue().quiet();
   side.queue().close();
 }

@@ -10,12 +10,19 @@
 
 namespace deep_ep {
 
-enum class NicTestTask : std::uint32_t {
-  entries,    ///< rounds of writes and fetch-adds in turn; the receiver looks at each round's data
-  litmus,     ///< rounds of data and, posted right behind it, a flag; the receiver looks as soon as it sees the flag
-  writes,     ///< long writes, as fast as they go
-  additions,  ///< fetch-adds, as fast as they go
-  wrong_key,  ///< one write by a key that the peer has not given; nobody receives
+/// What a sender posts again and again: entries, in turn a write and an addition, each to a place or counter of its
+/// own.
+struct NicTestTask {
+  bool answered =
+      false;         ///< the receiver looks at each batch; else it looks at the end, and all goes as fast as it can
+  int entries = 0;   ///< of each kind in a batch
+  int places = 0;    ///< where writes go in turn; 0: there are none
+  int words = 0;     ///< of each write
+  int counters = 0;  ///< where additions go in turn; 0: there are none
+  /// A write alone comes first: of several that fail, the last one's completion is seen, which says only that it was
+  /// flushed. Without entries it is all, and nobody receives.
+  bool alone = false;
+  std::uint32_t wrong_bits = 0;  ///< of the key of that write
 };
 
 /// What one warp has done and seen.
@@ -50,6 +57,15 @@ inline constexpr std::uint64_t kOutgoingSlots = kOutgoing + std::uint64_t{kMessa
 inline constexpr std::uint64_t kPairBytes = kOutgoingSlots + (80 << 10);
 static_assert(kIncomingSlots + 4 * kSlots * kSlotWords <= kIncoming);
 
+/// Rounds of writes and fetch-adds in turn; the receiver looks at each round's data.
+inline constexpr NicTestTask kEntries{true, kSlots, kSlots, kSlotWords, kSlots, true};
+/// Rounds of data and, posted right behind it, a flag; the receiver looks as soon as it sees the flag.
+inline constexpr NicTestTask kLitmus{true, 32, 32, kLitmusWords / 32};
+inline constexpr NicTestTask kWrites{false, 32, kMessages, kMessageBytes / 4};  ///< long ones, as fast as they go
+inline constexpr NicTestTask kAdditions{.entries = 32, .counters = 1};          ///< as fast as they go
+/// Wrong in one of mlx5's eight bits that tell a key from older ones of the same memory.
+inline constexpr NicTestTask kWrongKey{.alone = true, .wrong_bits = 0x80};
+
 inline constexpr std::uint64_t kStop = std::uint64_t{1} << 32;
 
 /// A word that is sent: differs with round and place.
@@ -61,7 +77,7 @@ DEEP_EP_HOST_DEVICE constexpr std::uint32_t word_of(std::uint64_t round, int pla
 
 /// One block; warps 2i and 2i + 1 send and receive over queue pairs 2i and 2i + 1.
 struct NicTestParams {
-  NicTestTask task = NicTestTask::entries;
+  NicTestTask task;
   RdmaPeerParams queues[2 * nic_test::kMostPairs];
   std::byte* heap = nullptr;         ///< this side's; all but the outgoing messages is 0
   std::uint64_t operations = 0;      ///< enough of them

@@ -31,12 +31,6 @@ struct SimulatedQueueState {
   std::uint64_t way_free = 0;  ///< when the slow path is free
 };
 
-/// Memory that a key stands for; addresses start at 0.
-struct SimulatedRegion {
-  std::byte* base = nullptr;  ///< null: nobody has this key
-  std::uint64_t bytes = 0;
-};
-
 struct SimulatedSpeed {
   static constexpr double kOverheadBytes = 64;  ///< that a message takes on the line besides its own
 
@@ -56,10 +50,10 @@ struct SimulatedNicParams {
   /// A warp takes entries, one finishes them, one watches, and the rest move.
   static constexpr int kFewestThreads = 128;
 
-  const SimulatedQueue* queues = nullptr;    ///< [num_queues]
-  const std::uint64_t* doorbells = nullptr;  ///< [num_queues]: what kernels ring
-  SimulatedQueueState* states = nullptr;     ///< [num_queues]
-  const SimulatedRegion* regions = nullptr;  ///< [num_regions]: those of first_key, first_key + 1, ...
+  const SimulatedQueue* queues = nullptr;         ///< [num_queues]
+  const std::uint64_t* doorbells = nullptr;       ///< [num_queues]: what kernels ring
+  SimulatedQueueState* states = nullptr;          ///< [num_queues]
+  const device::rdma::Region* regions = nullptr;  ///< [num_regions]: those of first_key, first_key + 1, ...
   int num_queues = 0;
   int num_regions = 0;
   std::uint32_t first_key = 0;  ///< of the words for old values

@@ -71,11 +71,11 @@ struct Lending {
 /// Shared memory of a block.
 struct Shared {
   PieceQueue& queue;
-  PieceQueue::Slot* slots;   ///< [pieces]
-  Served* served;            ///< [num_queues]
-  SimulatedRegion* regions;  ///< [num_regions]
-  Mbarrier* barriers;        ///< [movers][kMoverStages]
-  std::byte* stages;         ///< [movers][kMoverStages], kPieceBytes each
+  PieceQueue::Slot* slots;  ///< [pieces]
+  Served* served;           ///< [num_queues]
+  rdma::Region* regions;    ///< [num_regions]
+  Mbarrier* barriers;       ///< [movers][kMoverStages]
+  std::byte* stages;        ///< [movers][kMoverStages], kPieceBytes each
   std::size_t bytes;
 
   DEEP_EP_HOST_DEVICE Shared(Carver carver, std::size_t num_queues, std::size_t num_regions, std::size_t movers,
@@ -83,7 +83,7 @@ struct Shared {
       : queue(*carver.take<PieceQueue>()),
         slots(carver.take<PieceQueue::Slot>(pieces)),
         served(carver.take<Served>(num_queues)),
-        regions(carver.take<SimulatedRegion>(num_regions)),
+        regions(carver.take<rdma::Region>(num_regions)),
         barriers(carver.take<Mbarrier>(movers * kMoverStages)),
         stages(carver.take<std::byte>(movers * kMoverStages * kPieceBytes, kLine)),
         bytes(carver.bytes()) {}

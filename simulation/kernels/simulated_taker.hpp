@@ -100,7 +100,8 @@ class Taker {
     entry.index = taken + static_cast<std::uint64_t>(lane_index());
     entry.queue = q;
     if (wanted) fetch(entry, pair);
-    if (!rdma::doorbell_fits(found.rung, record, taken, pair.number, pair.depth)) fail(entry, kLocalQueuePair);
+    if (!rdma::doorbell_fits(found.rung, record, taken, pair.number, pair.depth))
+      fail(entry, rdma::Syndrome::local_queue_pair);
     // What comes behind a failure is not executed.
     const std::uint32_t failures = warp::ballot(wanted && (entry.what & kFails) != 0);
     count = failures != 0 ? lowest_bit(failures) + 1 : count;
@@ -119,15 +120,9 @@ class Taker {
     hand_on(entry, count);
   }
 
-  // Syndromes of mlx5 devices, csrc/rdma/ring/failure.hpp.
-  static constexpr std::uint32_t kLocalQueuePair = 0x02;
-  static constexpr std::uint32_t kLocalProtection = 0x04;
-  static constexpr std::uint32_t kRemoteInvalidRequest = 0x12;
-  static constexpr std::uint32_t kRemoteAccess = 0x13;
-
-  DEEP_EP_DEVICE static void fail(Piece& entry, std::uint32_t syndrome) {
+  DEEP_EP_DEVICE static void fail(Piece& entry, rdma::Syndrome syndrome) {
     entry.bytes = 0;
-    entry.add = syndrome;
+    entry.add = static_cast<std::uint64_t>(syndrome);
     entry.what = kFails | kCompletes;
   }
 
@@ -135,9 +130,8 @@ class Taker {
   DEEP_EP_DEVICE std::byte* find(const rdma::KeyedAddress& at, std::uint32_t bytes) const {
     const std::uint32_t place = at.key - params_.first_key;
     if (place >= static_cast<std::uint32_t>(params_.num_regions)) return nullptr;
-    const SimulatedRegion region = shared_.regions[place];
-    const bool inside = at.address <= region.bytes && bytes <= region.bytes - at.address;
-    return inside && region.base != nullptr ? region.base + at.address : nullptr;
+    const rdma::Region region = shared_.regions[place];
+    return region.at(at.address, bytes);
   }
 
   /// Fills in what the entry asks for.
@@ -147,7 +141,7 @@ class Taker {
 #pragma unroll
     for (int i = 0; i < 4; ++i) fetched.segment[i] = load_weak(in_ring.segment + i);
     const rdma::Operation operation = rdma::decode(fetched, entry.index, pair.number);
-    if (!operation.valid) return fail(entry, kLocalQueuePair);
+    if (!operation.valid) return fail(entry, rdma::Syndrome::local_queue_pair);
     entry.what = operation.signalled ? kCompletes : 0;
     if (operation.length == 0) return;  // not checked, as on devices
     const bool adds = operation.opcode == rdma::kOpcodeFetchAdd;
@@ -160,11 +154,8 @@ class Taker {
     entry.bytes = operation.length;
     entry.add = operation.add;
     if (adds) entry.what |= kAdds;
-    const std::uint32_t syndrome = entry.from == nullptr                       ? kLocalProtection
-                                   : adds && operation.remote.address % 8 != 0 ? kRemoteInvalidRequest
-                                   : entry.to == nullptr                       ? kRemoteAccess
-                                                                               : 0;
-    if (syndrome != 0) fail(entry, syndrome);
+    const rdma::Syndrome syndrome = rdma::answer(operation, entry.from, entry.to);
+    if (syndrome != rdma::Syndrome::none) fail(entry, syndrome);
   }
 
   /// When the peer may see each: messages follow one another on the line.

@@ -97,7 +97,7 @@ Run Bench::run(const Task& task) {
   params_.budget_ns = static_cast<std::uint64_t>(task.seconds * 1e9);
   params_.results = results_.get();
   // Receivers of a stream see nothing before its end.
-  const bool streams = task.what == NicTestTask::writes || task.what == NicTestTask::additions;
+  const bool streams = !task.what.answered && task.what.entries != 0;
   const double wait_s = task.wait_s + (streams ? task.seconds : 0);
   params_.senders_wait = {faults_.get(), abort_.get(), static_cast<std::uint64_t>(wait_s * 1e9)};
   params_.receivers_wait = {faults_.get(), abort_.get(), static_cast<std::uint64_t>(2 * wait_s * 1e9)};

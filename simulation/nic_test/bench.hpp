@@ -25,7 +25,7 @@ using MakeEndsOn = std::function<std::unique_ptr<Ends>(NicHandler handler, const
                                                        const ConnectionOptions& options)>;
 
 struct Task {
-  NicTestTask what = NicTestTask::entries;
+  NicTestTask what = deep_ep::nic_test::kEntries;
   int pairs = 1;
   std::uint64_t operations = UINT64_MAX;  ///< enough of them
   double seconds = 0;                     ///< enough time

@@ -76,12 +76,10 @@ std::optional<Line> broken(const std::string& name, const Run& run) {
 }
 
 std::string first_wrong(const NicTestResult& seen) {
-  return fmt::format("{} {} wrong, first in round {} at place {}: expected {:#x}, found {:#x}", seen.wrong,
-                     seen.wrong == 1 ? "word is" : "words are", seen.round, seen.place, seen.expected, seen.found);
-}
-
-std::string kind_name(const NicTestResult& seen) {
-  return seen.place < deep_ep::nic_test::kSlots ? "a write" : "a fetch-add";
+  constexpr std::uint64_t kSlots = deep_ep::nic_test::kSlots;
+  return fmt::format("{} {} wrong, first in round {} that of {} {}: expected {:#x}, found {:#x}", seen.wrong,
+                     seen.wrong == 1 ? "word is" : "words are", seen.round, seen.place < kSlots ? "write" : "counter",
+                     seen.place % kSlots, seen.expected, seen.found);
 }
 
 std::string rate_text(double bytes_per_second) {
@@ -94,7 +92,7 @@ std::string rate_text(double bytes_per_second) {
 Line judge_entries(const std::string& name, const Run& run, bool must_wrap) {
   if (auto line = broken(name, run)) return *line;
   if (const NicTestResult* seen = run.wrong()) {
-    return {name, Outcome::fail, fmt::format("{}; it was {}", first_wrong(*seen), kind_name(*seen)),
+    return {name, Outcome::fail, first_wrong(*seen),
             "an operation that the NIC calls complete was lost, came twice or went elsewhere: results would be wrong "
             "without any error",
             kReport};

@@ -13,6 +13,8 @@
 namespace deep_ep::rdma::nic_test {
 namespace {
 
+namespace layout = deep_ep::nic_test;
+
 constexpr double kMostOfAWay = 2;  ///< seconds for a completion; there are several ways, and most answer at once
 
 /// While it lives, failures are meant to be.
@@ -50,12 +52,12 @@ class Examination {
     if (anywhere(subject_.wants_gpu_handler)) check("handler", Needs::queue_pairs, [&] { return handler(); });
     check("entries", Needs::queue_pairs, [&] {
       stuck_ = true;  // also where it throws
-      const Run run = bench_.run({NicTestTask::entries, 1, limits_.entries, limits_.entries_s, limits_.wait_s});
+      const Run run = bench_.run({layout::kEntries, 1, limits_.entries, limits_.entries_s, limits_.wait_s});
       stuck_ = anywhere(run.fault.has_value());
       return judge_entries("entries", run, /*must_wrap=*/true);
     });
-    check("litmus", Needs::movement, [&] { return judge_litmus(measure(NicTestTask::litmus, 1)); });
-    check("atomics", Needs::movement, [&] { return judge_additions(measure(NicTestTask::additions, 1)); });
+    check("litmus", Needs::movement, [&] { return judge_litmus(measure(layout::kLitmus, 1)); });
+    check("atomics", Needs::movement, [&] { return judge_additions(measure(layout::kAdditions, 1)); });
     check("bandwidth", Needs::movement, [&] { return bandwidth(); });
     check("wrong_key", Needs::movement, [&] { return wrong_key(); });
   }
@@ -71,7 +73,7 @@ class Examination {
     return std::any_of(all.begin(), all.end(), [](std::uint8_t one) { return one != 0; });
   }
 
-  Run measure(NicTestTask what, int pairs) {
+  Run measure(const NicTestTask& what, int pairs) {
     return bench_.run({.what = what, .pairs = pairs, .seconds = limits_.phase_s, .wait_s = limits_.wait_s});
   }
 
@@ -125,7 +127,7 @@ class Examination {
   Line bandwidth() {
     std::vector<Run> runs;
     for (int pairs = 1; pairs <= kMostPairs; pairs *= 2) {
-      runs.push_back(measure(NicTestTask::writes, pairs));
+      runs.push_back(measure(layout::kWrites, pairs));
       if (anywhere(runs.back().fault.has_value() || runs.back().wrong() != nullptr)) break;
     }
     return judge_bandwidth(runs, subject_.link);
@@ -133,7 +135,7 @@ class Examination {
 
   Line wrong_key() {
     const OnPurpose on_purpose;
-    const Run run = measure(NicTestTask::wrong_key, 1);
+    const Run run = measure(layout::kWrongKey, 1);
     bench_.disconnect();  // before that ends: devices report such failures late, too
     connected_ = false;
     return judge_wrong_key(run);
@@ -145,7 +147,7 @@ class Examination {
       check("way", Needs::nothing, [&] {
         bench_.connect(other, subject_.make, 1);
         const double wait_s = std::min(limits_.wait_s, kMostOfAWay);
-        return judge_entries("way", bench_.run({NicTestTask::entries, 1, 2000, limits_.entries_s, wait_s}),
+        return judge_entries("way", bench_.run({layout::kEntries, 1, 2000, limits_.entries_s, wait_s}),
                              /*must_wrap=*/false);
       });
       lines_.back().found = fmt::format("handler {}: {}", name_of(other), lines_.back().found);

@@ -4,6 +4,9 @@
 #include <cstdlib>
 #include <functional>
 #include <memory>
+#include <mutex>
+#include <set>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -37,6 +40,7 @@ struct FakeEnds final : rdma::Ends {
   rdma::QueuePairAddress landing(std::size_t end) const override { return landing_of(end); }
   void connect_landing(std::size_t end, const rdma::QueuePairAddress& peer) override { landed(end, peer); }
   NicHandler handler() const override { return by; }
+  void reach(std::size_t end, const RdmaPeerParams& params) override { reached(end, params.queue.number); }
   void start() override {}
   std::string describe() const override { return std::string(name_of(by)); }
   std::optional<rdma::Failure> executor_failure() const override { return {}; }
@@ -44,6 +48,7 @@ struct FakeEnds final : rdma::Ends {
   NicHandler by = NicHandler::cpu;
   Address own, landing_of;
   Connect connected, landed;
+  std::function<void(std::size_t end, std::uint32_t number)> reached;
 };
 
 struct ConnectingCase {
@@ -135,7 +140,7 @@ TEST(ConnectingTest, NothingElseIsTriedWhereThatHelpsNobody) {
 
 /// A number that no other end has.
 std::uint32_t number(std::size_t set, int rank, int channel, int peer) {
-  return static_cast<std::uint32_t>(1000 * (set + 1)) + static_cast<std::uint32_t>(100 * rank + 10 * channel + peer);
+  return static_cast<std::uint32_t>(1000 * (set + 1)) + static_cast<std::uint32_t>(100 * rank + 20 * channel + peer);
 }
 
 void require_address(const rdma::QueuePairAddress& address, std::uint32_t queue_pair, std::uint32_t key) {
@@ -204,6 +209,80 @@ TEST(ConnectingTest, WhereRailsAloneAreConnectedOthersAreReachedByLandings) {
     const auto made = rdma::make_connected_ends(*bootstrap, sets, kAny, false, make);
     if (connected != 6 || landed != 3) throw std::runtime_error("not every end");
   });
+}
+
+// ---- Fabrics that connect rails only: ranks try to reach others, and a refusal becomes one text on all ranks ----
+
+constexpr int kRanks = 12;
+constexpr int kWidth = 3;
+constexpr int kNodes = kRanks / kWidth;
+
+/// How a fabric is, and what was done on it.
+struct Fabric {
+  bool routes = true;   ///< between rails
+  int unanswered = -1;  ///< what this rank sends to other rails gets no answer
+  std::mutex mutex;
+  std::set<std::pair<int, int>> reached;
+};
+
+/// The reason, which is the same on all ranks.
+std::string reason(Fabric& fabric) {
+  std::vector<std::string> said(kRanks);
+  expect_ranks_succeed(kRanks, [&](const auto& bootstrap) {
+    const int rank = bootstrap->rank();
+    const auto make = [&](NicHandler, const rdma::ConnectionOptions& options) {
+      const auto from = [=](std::size_t end) { return number(0, options.peer(end), 0, rank); };
+      auto ends = std::make_unique<FakeEnds>();
+      ends->own = [=](std::size_t end) -> rdma::QueuePairAddress {
+        return {.queue_pair = number(0, rank, 0, options.peer(end))};
+      };
+      ends->connected = [=, &fabric](std::size_t end, const rdma::QueuePairAddress& peer) {
+        require_address(peer, from(end), 0);
+        if (!fabric.routes) throw SystemError("no route to the peer");
+      };
+      ends->reached = [=, &fabric](std::size_t end, std::uint32_t number) {
+        if (rank == fabric.unanswered) throw SystemError("a write is not answered");
+        if (number != from(end)) throw std::runtime_error("not it");
+        const std::lock_guard lock(fabric.mutex);
+        fabric.reached.insert({rank, options.peer(end)});
+      };
+      return ends;
+    };
+    said[static_cast<std::size_t>(rank)] = rdma::why_unreached(*bootstrap, kWidth, /*by_landings=*/false, make);
+  });
+  EXPECT_EQ(std::ranges::count(said, said[0]), kRanks);
+  return said[0];
+}
+
+TEST(RailsTest, EveryRankTriesTheOtherRailsOfItsNeighbours) {
+  Fabric fabric;
+  EXPECT_EQ(reason(fabric), "");
+  std::set<std::pair<int, int>> expected;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    for (int peer = 0; peer < kRanks; ++peer) {
+      const int nodes = (peer / kWidth - rank / kWidth + kNodes) % kNodes;
+      if ((nodes == 1 || nodes == kNodes - 1) && rank % kWidth != peer % kWidth) expected.insert({rank, peer});
+    }
+  }
+  EXPECT_EQ(fabric.reached, expected);
+}
+
+TEST(RailsTest, AMissingRouteIsNamed) {
+  Fabric fabric;
+  fabric.routes = false;
+  EXPECT_TRUE(contains(reason(fabric), "rank 0 (rail 0, GID "));
+  EXPECT_TRUE(contains(reason(fabric), "does not reach rank 4 (rail 1, GID "));
+  EXPECT_TRUE(contains(reason(fabric), "no route to the peer"));
+  EXPECT_TRUE(fabric.reached.empty()) << "nothing is sent where connecting has failed";
+}
+
+TEST(RailsTest, AWriteWithoutAnAnswerIsNamed) {
+  Fabric fabric;
+  fabric.unanswered = 4;
+  const std::string text = reason(fabric);
+  EXPECT_TRUE(contains(text, "rank 4 (rail 1, GID ")) << text;
+  EXPECT_TRUE(contains(text, "does not reach rank 0 (rail 0, GID ")) << text;
+  EXPECT_TRUE(contains(text, "a write is not answered")) << text;
 }
 
 }  // namespace

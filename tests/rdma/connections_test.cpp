@@ -27,14 +27,12 @@ using rdma::ConnectionOptions;
 TEST(ConnectionsOfProcessesDeathTest, TheEndDoesNotWaitForRanksThatDied) {
   const auto errors = run_rank_processes(3, [](const auto& bootstrap) {
     const int rank = bootstrap->rank();
-    Member member(bootstrap, make_host_executor());
+    Member member(bootstrap, make_host_executor(), /*timeout_s=*/0.5);
     member.connect({.peers = member.nodes(1).reached_by_rdma(true), .channels = 2, .depth = 64});
     if (rank == 1) ::_exit(3);
     // Waits for rank 1's rows in vain; rank 1's heap is still mapped, so sending to it succeeds.
-    Exchange hopeless(member.executor, member.heap->local(), rank, 3, member.rows, /*timeout_s=*/0.5);
-    hopeless.launch(*member.connections, 0, 1);
-    hopeless.synchronize();
-    if (hopeless.fault().kind != FaultKind::timeout) throw std::runtime_error("a row came from a dead rank");
+    member.launch(0, 1);
+    if (member.fault().kind != FaultKind::timeout) throw std::runtime_error("a row came from a dead rank");
     if (!member.connections->drain(long_patience()))
       throw std::runtime_error("what was sent to the dead rank is not done");
     member.connections->check();
@@ -117,10 +115,9 @@ TEST_P(ConnectionsTest, FailedQueuePairsWorkAgainAfterReconnect) {
     Member member(bootstrap, executor_at(GetParam(), bootstrap->rank()));
     member.connect({.peers = {1 - bootstrap->rank()}, .depth = 64});
     const RdmaPeerParams* table = member.connections->device_peers();
-    member.exchange->send_astray(std::uint64_t{1} << 40);
-    member.exchange->launch(*member.connections, 0, 1);
-    member.exchange->synchronize();
-    if (member.exchange->fault().kind != FaultKind::rdma_failed) throw std::runtime_error("no fault on record");
+    member.exchange.astray = std::uint64_t{1} << 40;
+    member.launch(0, 1);
+    if (member.fault().kind != FaultKind::rdma_failed) throw std::runtime_error("no fault on record");
     std::string said = member.connections->health();
     if (!GetParam().gpu) {  // GPUs alone look at completions in their memory
       try {

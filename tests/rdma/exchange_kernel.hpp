@@ -28,7 +28,7 @@ struct ExchangeParams {
   const RdmaPeerParams* peers = nullptr;  ///< [num_ranks]
   std::byte* heap = nullptr;              ///< this rank's
   std::uint64_t* wrong_bytes = nullptr;
-  WaitContext wait;
+  WaitContext wait = {};
 
   DEEP_EP_HOST_DEVICE std::uint64_t signal(int source) const { return 8 * static_cast<std::uint64_t>(source); }
   DEEP_EP_HOST_DEVICE std::uint64_t outgoing(int peer, int epoch, int row) const { return slot(peer, epoch, row); }

@@ -35,7 +35,7 @@ std::string reported(const rdma::Connections& connections) {
 
 /// What the kernel has put on record.
 std::string told(const Member& member, int rank) {
-  const FaultRecord& fault = member.exchange->fault();
+  const FaultRecord& fault = member.fault();
   const std::string kind = "fault of kind " + std::to_string(static_cast<int>(fault.kind));
   return fault.kind == FaultKind::rdma_failed ? kind + ": " + rdma::describe_fault(rank, fault) : kind;
 }
@@ -61,11 +61,10 @@ TEST(RxeConnectionsFault, PeerThatIsKilledIsNamed) {
     const auto processes = all_gather_values(*bootstrap, std::int64_t{::getpid()});
     if (rank == 1) ::raise(SIGKILL);
     wait_until_dead(processes[1]);
-    member.exchange->launch(*member.connections, 0, 1);
-    member.exchange->synchronize();
+    member.launch(0, 1);
     // The device may take the first rows while it ends the dead process's queue pair. The others then fit the ring, and
     // the kernel waits for the answer, and for nothing else.
-    const FaultRecord& fault = member.exchange->fault();
+    const FaultRecord& fault = member.fault();
     require(fault.kind == FaultKind::rdma_failed || (fault.kind == FaultKind::timeout && fault.peer == 1),
             told(member, rank));
     const std::string text = reported(*member.connections);
@@ -83,16 +82,15 @@ TEST(RxeConnectionsFault, WrongRemoteKey) {
     Shared<RdmaPeerParams> peers(*member.executor, 2);
     peers[1 - bootstrap->rank()] = member.connections->device_peers()[1 - bootstrap->rank()];
     if (wrong) peers[1].remote_key ^= 1;
-    member.exchange->launch(peers.data(), 1);
-    member.exchange->synchronize();
+    member.launch(peers.data(), 1);
     const std::string text = reported(*member.connections);
     if (wrong) {
-      require(member.exchange->fault().kind == FaultKind::rdma_failed, told(member, 0));
+      require(member.fault().kind == FaultKind::rdma_failed, told(member, 0));
       require(contains(text, "RDMA write to rank 1 over rxe0:1 failed"), text);
       require(contains(text, "syndrome 0x13, remote access error"), text);
     } else {
       // Its own rows may have been through before, and those of rank 0 never come.
-      require(member.exchange->fault().claimed != 0, "no fault is on record");
+      require(member.fault().claimed != 0, "no fault is on record");
     }
     bootstrap->barrier();
   });

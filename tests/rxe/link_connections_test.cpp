@@ -29,9 +29,8 @@ TEST(RxeLinkConnections, ADeadLinkIsReportedAndARepairedOneReconnects) {
     bootstrap->barrier();
     if (rank == 0) shell("ip link set v1 down");
     bootstrap->barrier();
-    member.exchange->launch(*member.connections, 0, 1);
-    member.exchange->synchronize();
-    if (member.exchange->fault().kind != FaultKind::rdma_failed) throw std::runtime_error("no failure is on record");
+    member.launch(0, 1);
+    if (member.fault().kind != FaultKind::rdma_failed) throw std::runtime_error("no failure is on record");
     try {
       member.connections->check();
       throw std::runtime_error("nothing is reported");

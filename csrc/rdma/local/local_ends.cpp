@@ -1,20 +1,26 @@
 #include "csrc/rdma/local/local_ends.hpp"
 
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <map>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "csrc/executor/backend.hpp"
-#include "csrc/rdma/local/local_wire.hpp"
+#include "csrc/executor/own_stream.hpp"
+#include "csrc/memory/executor_memory.hpp"
 #include "csrc/rdma/ring/cpu_handler.hpp"
-#include "csrc/rdma/ring/ring_memory.hpp"
 #include "csrc/support/environment.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
 #include "deep_ep/error.hpp"
-#include "deep_ep/executor.hpp"
 
 namespace deep_ep::rdma {
 namespace {
+
+using device::rdma::KeyedAddress;
 
 constexpr std::uint32_t kSinkKey = 1;  // below those of heaps
 
@@ -32,25 +38,35 @@ void warn_of_lazy_loading() {
       "the deadline; set CUDA_MODULE_LOADING=EAGER");
 }
 
-class LocalEnds final : public Ends {
+/// Its own wire: checks what a device checks, and executes operations in post(), in its order.
+///
+/// On the CPU heaps are ordinary memory of this process, and additions are atomic among all processes. On GPUs copies
+/// of the executor reach them, and host memory that it pinned, on a stream of their own: an addition reads the word,
+/// adds on the host and writes it back, so only one wire may add to a word (every signal of this library has one
+/// producer).
+class LocalEnds final : public Ends, private Wire {
  public:
   LocalEnds(const std::shared_ptr<Executor>& executor, const SymmetricHeap& heap, const ConnectionOptions& options,
-            const WrapWire& wrap)
-      : Ends(options, "wire local") {
+            const LocalTrial& trial)
+      : Ends(options, "wire local"), failed_(options.ends()) {
     rings_.emplace(executor, options.rings());
     const bool cuda = executor->device().kind == Device::Kind::cuda;
     if (cuda) {
       backend_of(executor)->load_kernels();
       warn_of_lazy_loading();
     }
-    auto wire = std::make_unique<LocalWire>(cuda ? executor : nullptr);
-    wire->add_memory(kSinkKey, rings_->sinks(), rings_->sink_bytes());
-    wire->add_memory(local_key_of_rank(options.rank), heap.local(), heap.bytes());
-    for (const int peer : options.peers) {
-      wire->add_memory(local_key_of_rank(peer), mapped_heap(heap, options.rank, peer, "local"), heap.bytes());
+    if (cuda || trial.by_executor) {
+      executor_ = executor;
+      stream_.emplace(*executor);
+      bounce_ = pinned_memory<std::uint64_t>(executor, 2 * sizeof(std::uint64_t));
     }
-    wire_ = wrap ? wrap(std::move(wire)) : std::move(wire);
-    handler_.emplace(*wire_, device_);
+    regions_[kSinkKey] = {reinterpret_cast<std::byte*>(rings_->sinks()), rings_->sink_bytes()};
+    regions_[local_key_of_rank(options.rank)] = {heap.local(), heap.bytes()};
+    for (const int peer : options.peers) {
+      regions_[local_key_of_rank(peer)] = {mapped_heap(heap, options.rank, peer, "local"), heap.bytes()};
+    }
+    if (trial.wrap) wrapped_ = trial.wrap(*this);
+    handler_.emplace(wrapped_ != nullptr ? *wrapped_ : *this, device_);
   }
 
   QueuePairAddress address(std::size_t end) const override {
@@ -71,7 +87,70 @@ class LocalEnds final : public Ends {
  private:
   std::optional<Failure> executor_failure() const override { return handler_->failure(); }
 
-  std::unique_ptr<Wire> wire_;
+  std::size_t post(std::size_t ring, std::span<const Operation> operations) override {
+    for (const Operation& operation : operations) {
+      if (failed_[ring]) continue;
+      const Syndrome syndrome = execute(operation);
+      failed_[ring] = syndrome != Syndrome::none;
+      if (failed_[ring] || operation.signalled) completions_.push_back({ring, operation.index, syndrome, 0});
+    }
+    return operations.size();
+  }
+
+  std::size_t poll(std::span<WireCompletion> completions) override {
+    const std::size_t count = std::min(completions.size(), completions_.size());
+    if (count != 0 && std::exchange(copying_, false)) executor_->synchronize(stream_->get());
+    std::copy_n(completions_.begin(), count, completions.begin());
+    completions_.erase(completions_.begin(), completions_.begin() + static_cast<std::ptrdiff_t>(count));
+    return count;
+  }
+
+  Syndrome execute(const Operation& operation) {
+    std::byte* const local = find(operation.local, operation.length);
+    std::byte* const remote = find(operation.remote, operation.length);
+    const Syndrome syndrome = device::rdma::answer(operation, local, remote);
+    if (syndrome != Syndrome::none || operation.length == 0) return syndrome;
+    if (operation.opcode == device::rdma::kOpcodeFetchAdd) {
+      fetch_add(remote, operation.add, local);
+    } else if (executor_ == nullptr) {
+      std::memcpy(remote, local, operation.length);
+    } else {
+      executor_->copy(remote, local, operation.length, stream_->get());
+      copying_ = true;
+    }
+    return syndrome;
+  }
+
+  std::byte* find(const KeyedAddress& place, std::uint64_t bytes) const {
+    const auto region = regions_.find(place.key);
+    return region == regions_.end() ? nullptr : region->second.at(place.address, bytes);
+  }
+
+  /// Adds to a word, with release of everything copied before; the old value goes to `before`.
+  void fetch_add(void* word, std::uint64_t add, void* before) {
+    if (executor_ == nullptr) {
+      const std::uint64_t old = __atomic_fetch_add(static_cast<std::uint64_t*>(word), add, __ATOMIC_ACQ_REL);
+      return void(std::memcpy(before, &old, sizeof old));
+    }
+    // Earlier copies are complete before the sum is written: there is one stream, and this waits for it.
+    std::uint64_t* const values = bounce_.get();
+    executor_->copy(values, word, sizeof add, stream_->get());
+    executor_->synchronize(stream_->get());
+    values[1] = values[0] + add;
+    executor_->copy(before, values, sizeof add, stream_->get());
+    executor_->copy(word, values + 1, sizeof add, stream_->get());
+    executor_->synchronize(stream_->get());
+    copying_ = false;
+  }
+
+  std::shared_ptr<Executor> executor_;  ///< that copies; null: this process does
+  std::optional<OwnStream> stream_;
+  std::shared_ptr<std::uint64_t> bounce_;                  ///< pinned: the value that was read, and the one to write
+  bool copying_ = false;                                   ///< on the stream
+  std::map<std::uint32_t, device::rdma::Region> regions_;  ///< by key
+  std::vector<bool> failed_;                               ///< of each ring
+  std::deque<WireCompletion> completions_;
+  std::unique_ptr<Wire> wrapped_;
   std::optional<CpuHandler> handler_;  ///< last: its thread uses the rest
 };
 
@@ -85,8 +164,8 @@ std::byte* mapped_heap(const SymmetricHeap& heap, int rank, int peer, std::strin
 }
 
 std::unique_ptr<Ends> make_local_ends(const std::shared_ptr<Executor>& executor, const SymmetricHeap& heap,
-                                      const ConnectionOptions& options, const WrapWire& wrap) {
-  return std::make_unique<LocalEnds>(executor, heap, options, wrap);
+                                      const ConnectionOptions& options, const LocalTrial& trial) {
+  return std::make_unique<LocalEnds>(executor, heap, options, trial);
 }
 
 }  // namespace deep_ep::rdma

@@ -16,15 +16,18 @@ class Executor;
 
 namespace deep_ep::rdma {
 
-/// What stands between the handler and its wire; for tests of wires that are at fault.
-using WrapWire = std::function<std::unique_ptr<Wire>(std::unique_ptr<Wire>)>;
-
 /// Rank `peer`'s heap, perhaps this one's, as this rank has mapped it. SystemError, with the name of the wire: it has
 /// not.
 std::byte* mapped_heap(const SymmetricHeap& heap, int rank, int peer, std::string_view wire);
 
+/// For tests.
+struct LocalTrial {
+  std::function<std::unique_ptr<Wire>(Wire&)> wrap = {};  ///< what stands between the handler and its wire
+  bool by_executor = false;                               ///< the executor copies, as on GPUs
+};
+
 /// Errors of mapped_heap().
 std::unique_ptr<Ends> make_local_ends(const std::shared_ptr<Executor>& executor, const SymmetricHeap& heap,
-                                      const ConnectionOptions& options, const WrapWire& wrap = {});
+                                      const ConnectionOptions& options, const LocalTrial& trial = {});
 
 }  // namespace deep_ep::rdma

@@ -10,9 +10,15 @@
 namespace deep_ep::rdma {
 namespace {
 
-constexpr std::size_t kLine = 128;  // what one writes and what another writes are in lines of their own
+constexpr std::size_t kLine = 128;    // what one writes and what another writes are in lines of their own
+constexpr std::size_t kPage = 65536;  // the largest of a host
 
 std::size_t round_up(std::size_t bytes, std::size_t to) { return (bytes + to - 1) / to * to; }
+
+std::byte* aligned(const std::shared_ptr<std::byte>& memory, std::size_t to) {
+  const auto address = reinterpret_cast<std::uintptr_t>(memory.get());
+  return memory.get() + (round_up(address, to) - address);
+}
 
 }  // namespace
 
@@ -31,18 +37,23 @@ RingMemory::RingMemory(std::shared_ptr<Executor> executor, const RingOptions& op
   const std::size_t bytes = options_.count * layout_.bytes + options_.alignment;
   allocation_ =
       options_.on_gpu ? device_memory<std::byte>(executor_, bytes) : pinned_memory<std::byte>(executor_, bytes);
-  const auto address = reinterpret_cast<std::uintptr_t>(allocation_.get());
-  rings_ = allocation_.get() + (round_up(address, options_.alignment) - address);
+  rings_ = aligned(allocation_, options_.alignment);
   const std::uint64_t first = options_.first_index;
   states_ = device_copy<RdmaQueueState>(executor_, {options_.count, {first, first, 0}});
   sinks_ = pinned_memory<std::uint64_t>(executor_, sink_bytes());
+  pinned_ = pinned_memory<std::byte>(executor_, record_bytes() + options_.count * sizeof(std::uint64_t) + kPage);
+  indices_ = reinterpret_cast<std::uint64_t*>(aligned(pinned_, kPage) + record_bytes());
+  std::fill_n(indices_, options_.count, first);
   // All ones: entries with no known opcode, and a completion that is not yet written.
   executor_->fill(rings_, 0xff, options_.count * layout_.bytes, stream_.get());
   for (std::size_t i = 0; i < options_.count; ++i) {
     executor_->fill(begin(i) + layout_.doorbell, 0, kLine, stream_.get());
   }
   executor_->synchronize(stream_.get());
-  for (std::size_t i = 0; i < options_.count && !options_.on_gpu; ++i) *producer_index(i) = first;
+}
+
+std::size_t RingMemory::record_bytes() const {
+  return options_.records_apart ? round_up(options_.count * 2 * sizeof(std::uint32_t), kPage) : 0;
 }
 
 RdmaQueuePair RingMemory::queue_pair(std::size_t i, std::uint32_t number, int peer,

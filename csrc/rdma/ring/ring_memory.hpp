@@ -15,9 +15,8 @@ namespace deep_ep::rdma {
 struct RingLayout {
   std::uint32_t depth = 0;
   std::size_t completion = 0;  ///< the one completion entry
-  /// What the owner writes for the one who executes: the producer index (handler `cpu`), or the doorbell record of an
-  /// mlx5 queue pair, 4 bytes for receiving (unused), then 4 for sending; 64 bytes further, the record of its
-  /// completion queue, which nobody writes.
+  /// The doorbell record of an mlx5 queue pair, 4 bytes for receiving (unused), then 4 for sending; 64 bytes further,
+  /// the record of its completion queue, which nobody writes.
   std::size_t doorbell = 0;
   std::size_t bytes = 0;  ///< a multiple of the alignment
 
@@ -30,6 +29,7 @@ struct RingOptions {
   std::uint32_t batch = 32;       ///< entries after which a kernel rings unasked, 1 to depth / 2
   bool on_gpu = false;            ///< in the executor's device memory, otherwise in pinned memory of the host
   std::size_t alignment = 64;     ///< of each queue pair's memory
+  bool records_apart = false;     ///< doorbell records lie in pinned memory, on pages of their own
   std::uint64_t first_index = 0;  ///< number of the first entry (tests of wrap-around)
 };
 
@@ -45,7 +45,7 @@ struct RingStatus {
 };
 
 /// Filled in as the first kernel must find it: no completion, nothing posted. The owners' indices are in device memory
-/// wherever the rings are.
+/// wherever the rings are; producer indices, which threads read, lie side by side in pinned memory.
 class RingMemory {
  public:
   RingMemory(std::shared_ptr<Executor> executor, const RingOptions& options);
@@ -61,12 +61,15 @@ class RingMemory {
   device::rdma::CompletionEntry* completion(std::size_t i) const {
     return reinterpret_cast<device::rdma::CompletionEntry*>(begin(i) + layout_.completion);
   }
-  std::uint64_t* producer_index(std::size_t i) const {
-    return reinterpret_cast<std::uint64_t*>(begin(i) + layout_.doorbell);
-  }
+  std::uint64_t* producer_index(std::size_t i) const { return indices_ + i; }
   std::uint32_t* doorbell_record(std::size_t i) const {
-    return reinterpret_cast<std::uint32_t*>(begin(i) + layout_.doorbell) + 1;
+    std::byte* const both =
+        options_.records_apart ? records() + 2 * sizeof(std::uint32_t) * i : begin(i) + layout_.doorbell;
+    return reinterpret_cast<std::uint32_t*>(both) + 1;
   }
+  /// Where records lie apart.
+  std::byte* records() const { return reinterpret_cast<std::byte*>(indices_) - record_bytes(); }
+  std::size_t record_bytes() const;
   /// Words of pinned memory, one a queue pair, where old values of additions go.
   std::uint64_t* sinks() const { return sinks_.get(); }
   std::size_t sink_bytes() const { return options_.count * sizeof(std::uint64_t); }
@@ -92,6 +95,8 @@ class RingMemory {
   std::byte* rings_ = nullptr;
   std::shared_ptr<RdmaQueueState> states_;
   std::shared_ptr<std::uint64_t> sinks_;
+  std::shared_ptr<std::byte> pinned_;  ///< records that lie apart, then:
+  std::uint64_t* indices_ = nullptr;   ///< producer indices
 };
 
 }  // namespace deep_ep::rdma

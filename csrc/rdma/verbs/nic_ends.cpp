@@ -19,7 +19,7 @@ PathOptions path_by(const RdmaSettings& settings, const NicAssignment& assignmen
 }
 
 HeapOnNic NicAccess::open(const std::string& name, const PathOptions& path, const VerbsFunctions& functions,
-                          const SymmetricHeap& heap) const {
+                          const SymmetricHeap& heap) const try {
   if (gpu && !gpu->keeps_order_of_writes) {
     fail<SystemError>(
         "NIC {} cannot serve this GPU: the GPU does not keep the order of what NICs write (attribute "
@@ -31,6 +31,9 @@ HeapOnNic NicAccess::open(const std::string& name, const PathOptions& path, cons
   const Registration signals(device, range);
   range.any_order = relaxed_ordering;
   return {device, make_completion_queue(device, 1), signals, relaxed_ordering ? Registration(device, range) : signals};
+} catch (const Error& error) {
+  if (name == nic.nic.name) throw;
+  fail<SystemError>("NIC {} cannot receive for this rank, whose NIC is {}: {}", name, nic.name(), error.what());
 }
 
 bool relaxes_ordering(const RdmaSettings& settings, const Nic& nic) {
@@ -52,7 +55,15 @@ NicAccess open_nic(const NicAssignment& assignment, const Executor& executor, co
 }
 
 std::unique_ptr<Ends> make_nic_ends(NicHandler handler, NicAccess& nic, const std::shared_ptr<Executor>& executor,
-                                    const ConnectionOptions& options) {
+                                    const ConnectionOptions& options,
+                                    const std::function<HeapOnNic(int rail)>& open_rail) {
+  if (options.rail_width != 0 && nic.landing_nics.empty()) {
+    std::vector<HeapOnNic> opened(static_cast<std::size_t>(options.rail_width));
+    for (int rail = 0; rail < options.rail_width; ++rail) {
+      if (rail != options.rail_of(options.rank)) opened[static_cast<std::size_t>(rail)] = open_rail(rail);
+    }
+    nic.landing_nics = std::move(opened);
+  }
   if (handler == NicHandler::cpu) return make_verbs_ends(nic, executor, options);
   try {
     return make_devx_ends(handler, nic, executor, options);
@@ -63,17 +74,18 @@ std::unique_ptr<Ends> make_nic_ends(NicHandler handler, NicAccess& nic, const st
 
 NicEnds::NicEnds(const NicAccess& nic, const ConnectionOptions& options)
     : Ends(options, nic.nic.name()), nic_(nic), landings_(options.ends()) {
+  if (options.rail_width == 0) nic_.landing_nics.clear();  // ends keep what they have
   for (std::size_t end = 0; end < options.ends(); ++end) {
     if (options.lands(end)) landings_[end].emplace(landing_nic(end).device, landing_nic(end).completions, 1);
   }
 }
 
 void NicEnds::make_rings(const std::shared_ptr<Executor>& executor, const RingOptions& shape) {
-  sinks_.reset();
+  sinks_ = {};
   rings_.emplace(executor, options_.rings(shape));
   const auto sinks = reinterpret_cast<std::uint64_t>(rings_->sinks());
-  sinks_.emplace(nic_.heap.device,
-                 MemoryRange{.address = rings_->sinks(), .bytes = rings_->sink_bytes(), .first_address = sinks});
+  sinks_ = {nic_.heap.device,
+            MemoryRange{.address = rings_->sinks(), .bytes = rings_->sink_bytes(), .first_address = sinks}};
 }
 
 }  // namespace deep_ep::rdma::verbs

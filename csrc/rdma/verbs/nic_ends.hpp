@@ -1,6 +1,7 @@
 // The ends of a rank's queue pairs on its NIC, for each handler.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -32,8 +33,8 @@ struct HeapOnNic {
 
   /// Tells the peer both keys.
   QueuePairAddress at(QueuePairAddress address) const {
-    address.heap_key = payload.remote_key();
-    address.signal_key = signals.remote_key();
+    address.heap_key = payload.region->rkey;
+    address.signal_key = signals.region->rkey;
     return address;
   }
 };
@@ -46,11 +47,11 @@ struct NicAccess {
   bool relaxed_ordering = false;                ///< of payload
   const Mlx5Functions* mlx5 = nullptr;          ///< null: those of this machine
   std::shared_ptr<devx::DevxDevice> devx = {};  ///< what all ends by DevX share; the first one makes it
-  /// Of ends that keep to rails: NICs of this node, by which their rails' ranks of other nodes write to this rank's
-  /// heap. Of each rail; without a device for this rank's own.
+  /// NICs of this node, by which their rails' ranks of other nodes write to this rank's heap. Of each rail, once ends
+  /// that keep to rails need them; without a device for this rank's own.
   std::vector<HeapOnNic> landing_nics = {};
 
-  /// Opens a port of a device and registers the heap with it.
+  /// Opens a port of a device and registers the heap with it. Of another device than this rank's, errors name both.
   HeapOnNic open(const std::string& name, const PathOptions& path, const VerbsFunctions& functions,
                  const SymmetricHeap& heap) const;
 };
@@ -68,15 +69,15 @@ class NicEnds : public Ends {
   /// What kernels need to reach `peer` by the end's queue pair, which has this number. See RingMemory::queue_pair().
   RdmaPeerParams params_of(std::size_t end, std::uint32_t number, const QueuePairAddress& peer) const {
     return {rings_->queue_pair(end, number, options_.peer(end),
-                               {reinterpret_cast<std::uint64_t>(rings_->sinks()), sinks_->local_key()}),
-            nic_.heap.payload.local_key(), peer.heap_key, peer.signal_key};
+                               {reinterpret_cast<std::uint64_t>(rings_->sinks()), sinks_.region->lkey}),
+            nic_.heap.payload.region->lkey, peer.heap_key, peer.signal_key};
   }
   const HeapOnNic& landing_nic(std::size_t end) const {
     return nic_.landing_nics.at(static_cast<std::size_t>(options_.rail_of(options_.peer(end))));
   }
 
   NicAccess nic_;
-  std::optional<Registration> sinks_;               ///< the words of pinned memory where old values of additions go
+  Registration sinks_;                              ///< the words of pinned memory where old values of additions go
   std::vector<std::optional<QueuePair>> landings_;  ///< by which others write to this rank's heap
 };
 
@@ -91,9 +92,11 @@ bool relaxes_ordering(const RdmaSettings& settings, const Nic& nic);
 NicAccess open_nic(const NicAssignment& assignment, const Executor& executor, const RdmaSettings& settings,
                    const SymmetricHeap& heap);
 
-/// Makes queue pairs for this handler. SystemError: the device refuses, or the handler is impossible here.
+/// Makes queue pairs for this handler, and in `nic` all that ends on it share. `open_rail`: opens the NIC of a rail of
+/// this node, see NicAccess::landing_nics. SystemError: the device refuses, or the handler is impossible here.
 std::unique_ptr<Ends> make_nic_ends(NicHandler handler, NicAccess& nic, const std::shared_ptr<Executor>& executor,
-                                    const ConnectionOptions& options);
+                                    const ConnectionOptions& options,
+                                    const std::function<HeapOnNic(int rail)>& open_rail = {});
 
 /// Handler `cpu`: verbs queue pairs, rings in pinned memory.
 std::unique_ptr<Ends> make_verbs_ends(const NicAccess& nic, const std::shared_ptr<Executor>& executor,

@@ -75,14 +75,14 @@ Registration::Registration(std::shared_ptr<Device> device, const MemoryRange& ra
   // Peers write and add; nothing reads remotely.
   const int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
                      (range.any_order ? IBV_ACCESS_RELAXED_ORDERING : IBV_ACCESS_REMOTE_ATOMIC);
-  ibv_mr* region = nullptr;
-  path_ = register_memory(*device, range, "ibv_reg_mr", [&](int dma_buf) {
-    region = dma_buf >= 0 ? functions.reg_dmabuf_mr(domain, 0, range.bytes, range.first_address, dma_buf, access)
-                          : functions.reg_mr_iova2(domain, range.address, range.bytes, range.first_address,
-                                                   static_cast<unsigned>(access));
-    return region != nullptr;
+  ibv_mr* made = nullptr;
+  path = register_memory(*device, range, "ibv_reg_mr", [&](int dma_buf) {
+    made = dma_buf >= 0 ? functions.reg_dmabuf_mr(domain, 0, range.bytes, range.first_address, dma_buf, access)
+                        : functions.reg_mr_iova2(domain, range.address, range.bytes, range.first_address,
+                                                 static_cast<unsigned>(access));
+    return made != nullptr;
   });
-  region_ = owned(std::move(device), region, functions.dereg_mr, "ibv_dereg_mr");
+  region = owned(std::move(device), made, functions.dereg_mr, "ibv_dereg_mr");
 }
 
 }  // namespace deep_ep::rdma::verbs

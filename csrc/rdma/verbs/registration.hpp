@@ -36,19 +36,13 @@ const char* register_memory(const Device& device, const MemoryRange& range, cons
 
 /// Destroying it unregisters the memory, which must still exist. What is written or added by a key of strict ordering
 /// is seen after all that was written before it, by whatever key.
-class Registration {
- public:
+struct Registration {
   Registration() = default;
   /// Errors of register_memory().
   Registration(std::shared_ptr<Device> device, const MemoryRange& range);
 
-  std::uint32_t local_key() const { return region_->lkey; }
-  std::uint32_t remote_key() const { return region_->rkey; }
-  const char* path() const { return path_; }  ///< see register_memory()
-
- private:
-  std::shared_ptr<ibv_mr> region_;
-  const char* path_ = "";
+  std::shared_ptr<ibv_mr> region;  ///< with its keys
+  const char* path = "";           ///< see register_memory()
 };
 
 }  // namespace deep_ep::rdma::verbs

@@ -16,9 +16,7 @@ class AdversarialWire final : public rdma::Wire {
  public:
   explicit AdversarialWire(std::uint64_t seed) : random_(seed) {}
 
-  void add_memory(std::uint32_t key, void* base, std::size_t bytes) {
-    regions_[key] = {static_cast<std::byte*>(base), bytes};
-  }
+  void add_memory(std::uint32_t key, void* base) { regions_[key] = static_cast<std::byte*>(base); }
   void add_queue_pair(std::uint32_t number) { pairs_[number]; }
 
   /// Operation `id` of this queue pair will fail, whatever it is.
@@ -47,10 +45,6 @@ class AdversarialWire final : public rdma::Wire {
   }
 
  private:
-  struct Region {
-    std::byte* base = nullptr;
-    std::size_t bytes = 0;
-  };
   struct Pending {
     rdma::Operation operation;
     std::vector<std::uint32_t> chunks = {};  ///< offsets of pieces that are not yet placed
@@ -70,7 +64,7 @@ class AdversarialWire final : public rdma::Wire {
 
   static constexpr std::uint32_t kChunk = 24;
 
-  std::byte* find(const device::rdma::KeyedAddress& place, std::uint64_t bytes);
+  std::byte* find(const device::rdma::KeyedAddress& place) const;
   rdma::Syndrome validate(Pair& pair, const rdma::Operation& operation, std::uint8_t& vendor);
   void execute_some(Pair& pair);
   void place(const rdma::Operation& operation, std::uint32_t offset);
@@ -78,7 +72,7 @@ class AdversarialWire final : public rdma::Wire {
   void retire(Pair& pair);
 
   std::mt19937_64 random_;
-  std::map<std::uint32_t, Region> regions_;
+  std::map<std::uint32_t, std::byte*> regions_;
   std::map<std::uint32_t, Pair> pairs_;
 };
 

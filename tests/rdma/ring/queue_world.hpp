@@ -63,10 +63,10 @@ class QueueWorld {
         nic_(wire_, rings_, handler_, options.nic),
         doorbells_(rings_.options().count),
         context_(faults_.context(options.timeout_ns)) {
-    wire_.add_memory(kLocalKey, local_.data(), kHeapBytes);
-    wire_.add_memory(kRemoteKey, remote_.data(), kHeapBytes);
-    wire_.add_memory(kSignalKey, remote_.data(), kHeapBytes);
-    if (options.behind == Behind::ringer) ringer_.emplace(executor_, rings_.options().count);
+    wire_.add_memory(kLocalKey, local_.data());
+    wire_.add_memory(kRemoteKey, remote_.data());
+    wire_.add_memory(kSignalKey, remote_.data());
+    if (options.behind == Behind::ringer) ringer_.emplace();
     for (std::size_t i = 0; i < rings_.options().count; ++i) add_queue_pair(i);
   }
 
@@ -122,11 +122,12 @@ class QueueWorld {
     if (options_.behind != Behind::cpu_handler) {
       RdmaQueuePair of_device = peer.queue;
       of_device.doorbell = &doorbells_[i].word;
-      of_device.doorbell_record = ringer_ ? ringer_->record(i) : &doorbells_[i].record;
+      of_device.doorbell_record = &doorbells_[i].record;
       *of_device.doorbell_record = device::rdma::record_word(options_.first_index);
       nic_.add(of_device);
       if (ringer_) {
-        ringer_->connect(i, peer.queue, &doorbells_[i].word);
+        peer.queue.doorbell = &doorbells_[i].published;
+        ringer_->add(peer.queue, &doorbells_[i].record, &doorbells_[i].word);
       } else {
         peer.queue = of_device;
       }
@@ -139,6 +140,7 @@ class QueueWorld {
   struct Doorbell {
     std::uint64_t word = 0;
     std::uint32_t record = 0;
+    std::uint64_t published = 0;  ///< for the thread that rings
   };
 
   QueueWorldOptions options_;

@@ -236,19 +236,21 @@ TEST(RdmaRinger, WaitsWhereverTheIndexWraps) {
 }
 
 TEST(RdmaRinger, RingsOnceForTheLastOfSeveralDoorbells) {
-  rdma::Ringer ringer(make_host_executor(), 2);
+  rdma::Ringer ringer;
   RdmaQueuePair pairs[2];
-  std::uint64_t registers[2] = {};
+  std::uint64_t indices[2] = {}, registers[2] = {};
+  std::uint32_t records[2] = {};
   for (const std::size_t ring : {0, 1}) {
     pairs[ring].number = static_cast<std::uint32_t>(0x100 + ring);
-    ringer.connect(ring, pairs[ring], &registers[ring]);
+    pairs[ring].doorbell = &indices[ring];
+    ringer.add(pairs[ring], &records[ring], &registers[ring]);
   }
   EXPECT_FALSE(ringer.step());
   *pairs[1].doorbell = 0x1fffe;
   *pairs[1].doorbell = 0x20003;
   EXPECT_TRUE(ringer.step());
   EXPECT_EQ(registers[1], device::rdma::doorbell_word(3, 0x101));
-  EXPECT_EQ(*ringer.record(1), device::rdma::record_word(3));
+  EXPECT_EQ(records[1], device::rdma::record_word(3));
   EXPECT_EQ(registers[0], 0u);
   registers[1] = 0;
   *pairs[0].doorbell = 7;

@@ -61,7 +61,7 @@ class SimulatedWire : public testing::TestWithParam<SimulatedOn> {
         return rdma::make_simulated_ends(here, heap, options, rdma::parse_wire(wire).nic);
       };
       bench.connect(rdma::NicHandler::gpu, make, pairs);
-      const rdma::nic_test::Run run = bench.run({.what = NicTestTask::litmus,
+      const rdma::nic_test::Run run = bench.run({.what = nic_test::kLitmus,
                                                  .pairs = pairs,
                                                  .operations = rounds,
                                                  .seconds = long_patience(),

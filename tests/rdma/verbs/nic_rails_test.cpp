@@ -76,5 +76,10 @@ TEST_F(NicRailsTest, TheHeapIsWrittenByTheNicOfEachOtherRail) {
   EXPECT_EQ(fake_.queue_pairs.size(), 4u + options.ends());
 }
 
+TEST_F(NicRailsTest, ANicThatCannotReceiveIsNamedWithThisRanks) {
+  EXPECT_TRUE(contains(refusal([&] { nic_.open("fake_1", {}, fake_.functions, *heap_); }),
+                       "NIC fake_1 cannot receive for this rank, whose NIC is fake_0:1: RDMA device 'fake_1' is not"));
+}
+
 }  // namespace
 }  // namespace deep_ep::rdma::verbs

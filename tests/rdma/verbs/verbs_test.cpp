@@ -7,13 +7,13 @@
 #include <array>
 #include <cstring>
 
+#include "csrc/rdma/ring/wire.hpp"
 #include "csrc/rdma/verbs/libraries.hpp"
 #include "csrc/rdma/verbs/registration.hpp"
-#include "csrc/rdma/verbs/verbs_wire.hpp"
 #include "csrc/support/deadline.hpp"
 #include "deep_ep/error.hpp"
 #include "tests/rdma/messages.hpp"
-#include "tests/rdma/verbs/fake_verbs.hpp"
+#include "tests/rdma/verbs/nic_fixture.hpp"
 #include "tests/support/time_scale.hpp"
 
 namespace deep_ep::rdma::verbs::test {
@@ -71,9 +71,9 @@ TEST_F(VerbsTest, RefusedMemoryNamesTheLimitThatUsuallyIsTheCause) {
 TEST_F(VerbsTest, GpuMemoryGoesByDmaBufThenByPeerMemory) {
   DmaBufExporter exporter = [](void*, std::size_t) { return UniqueFd(::open("/dev/null", O_RDONLY)); };
   const MemoryRange range{.address = memory_.data(), .bytes = 8192, .gpu = &exporter};
-  EXPECT_STREQ(Registration(open(), range).path(), "dma-buf");
+  EXPECT_STREQ(Registration(open(), range).path, "dma-buf");
   fake_.refusals["reg_dmabuf_mr"] = EOPNOTSUPP;
-  EXPECT_STREQ(Registration(open(), range).path(), "peer memory");
+  EXPECT_STREQ(Registration(open(), range).path, "peer memory");
   fake_.refusals["reg_mr_iova2"] = EFAULT;
   const auto refusal = [&] { return message_of<SystemError>([&] { Registration(open(), range); }); };
   EXPECT_TRUE(says(refusal(), {"ibv_reg_mr of 8.00 KiB of GPU memory", "rings 6.1): Operation not supported",
@@ -82,7 +82,7 @@ TEST_F(VerbsTest, GpuMemoryGoesByDmaBufThenByPeerMemory) {
   EXPECT_TRUE(says(refusal(), {"rings 6.1): the GPU says no"}));
   exporter = {};
   fake_.refusals.erase("reg_mr_iova2");
-  EXPECT_STREQ(Registration(open(), range).path(), "peer memory");
+  EXPECT_STREQ(Registration(open(), range).path, "peer memory");
 }
 
 // ---- Queue pairs ----
@@ -173,26 +173,21 @@ TEST_F(VerbsTest, APortThatCannotBeUsedIsNamed) {
 
 // ---- The wire ----
 
-class VerbsWireTest : public VerbsTest {
+/// Ends of the handler `cpu` are its wire.
+class VerbsWireTest : public NicFixture {
  protected:
-  void SetUp() override {
-    wire_ = std::make_unique<VerbsWire>(open(), 1, 16);
-    pair_ = &wire_->queue_pair(0);
-  }
-  void TearDown() override {
-    wire_.reset();
-    VerbsTest::TearDown();
+  VerbsWireTest() {
+    nic_.gpu.reset();
+    handler_ = NicHandler::cpu;
+    fake_.attributes.max_qp_wr = 16;
+    make({.peers = {1}});
+    wire_ = dynamic_cast<Wire*>(ends_.get());
   }
 
-  Operation write(std::uint64_t id, bool signalled = false) const {
-    return {.index = id,
-            .opcode = device::rdma::kOpcodeWrite,
-            .queue_pair = pair_->number(),
-            .signalled = signalled,
-            .length = 64,
-            .local = {0, 1}};
+  static Operation write(std::uint64_t id, bool signalled = false) {
+    return {.index = id, .opcode = device::rdma::kOpcodeWrite, .signalled = signalled, .length = 64, .local = {0, 1}};
   }
-  std::vector<Operation> writes(std::uint64_t first, std::size_t count) const {
+  static std::vector<Operation> writes(std::uint64_t first, std::size_t count) {
     std::vector<Operation> result;
     for (std::size_t i = 0; i < count; ++i) result.push_back(write(first + i));
     return result;
@@ -206,8 +201,7 @@ class VerbsWireTest : public VerbsTest {
     return result;
   }
 
-  std::unique_ptr<VerbsWire> wire_;
-  const QueuePair* pair_ = nullptr;
+  Wire* wire_ = nullptr;
 };
 
 using Told = std::pair<std::uint64_t, Syndrome>;

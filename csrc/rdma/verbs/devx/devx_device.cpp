@@ -51,7 +51,8 @@ std::uint8_t find_counter_set(const DevxDevice& devx) {
 /// that is not.
 bool chooses_ports(const DevxDevice& devx) {
   try {
-    const Mailbox lag = devx.run(Request(layout::kQueryLag));
+    const Device& device = *devx.device;
+    const Mailbox lag = ask(device, device.context(), devx.functions.general_cmd, Request(layout::kQueryLag));
     return lag.get(layout::query_lag::lag_state) != 0 && lag.get(layout::query_lag::port_select_mode) == 0;
   } catch (const Error& error) {
     log::info("rdma: {}: taken for a device without bonded ports, because: {}", devx.device->name(), error.what());
@@ -65,7 +66,7 @@ DevxDevice::DevxDevice(std::shared_ptr<Device> of, const Mlx5Functions& by, std:
     : device(std::move(of)), functions(by), page_bytes(pages) {
   Request request(layout::kQueryHcaCap);
   request.set(layout::command::op_mod, layout::cmd_hca_cap::op_mod);
-  const Mailbox general = run(request);
+  const Mailbox general = ask(*device, device->context(), functions.general_cmd, request);
   const auto version = general.get(layout::cmd_hca_cap::cqe_version);
   if (version != 1) {
     fail<SystemError>("RDMA device {} writes completion entries of version {}; kernels read version 1", device->name(),
@@ -81,10 +82,6 @@ DevxDevice::DevxDevice(std::shared_ptr<Device> of, const Mlx5Functions& by, std:
   counter_set = find_counter_set(*this);
   if (chooses_ports(*this)) bonded_ports = static_cast<std::uint8_t>(general.get(layout::cmd_hca_cap::num_lag_ports));
   doorbell = make_doorbell(*this);
-}
-
-Mailbox DevxDevice::run(const Request& request) const {
-  return ask(*device, device->context(), functions.general_cmd, request);
 }
 
 MacAddress DevxDevice::mac_of(const QueuePairAddress& peer) {

@@ -29,9 +29,6 @@ struct DevxDevice {
   DevxDevice(std::shared_ptr<Device> device, const Mlx5Functions& functions,
              std::size_t page_bytes = host_page_bytes());
 
-  /// A command that is about no object. Errors of refuse().
-  Mailbox run(const Request& request) const;
-
   /// The hardware address behind a peer's GID.
   MacAddress mac_of(const QueuePairAddress& peer);
   /// The doorbell register as kernels address it. Errors of the mapper.

@@ -26,7 +26,7 @@ class DevxEnds final : public NicEnds {
     if (handler == NicHandler::gpu) {
       register_ = nic.devx->map_doorbell(nic.gpu->map_page);  // before anything else is made: kernels must reach it
     } else {
-      ringer_.emplace(executor, options_.ends());
+      ringer_.emplace();
     }
     try {
       make(executor, /*on_gpu=*/true);
@@ -44,7 +44,7 @@ class DevxEnds final : public NicEnds {
     RdmaPeerParams params = params_of(end, pairs_[end].number(), peer);
     RdmaQueuePair& queue = params.queue;
     if (ringer_) {
-      ringer_->connect(end, queue, static_cast<std::uint64_t*>(nic_.devx->doorbell->reg_addr));
+      ringer_->add(queue, rings_->doorbell_record(end), static_cast<std::uint64_t*>(nic_.devx->doorbell->reg_addr));
     } else {
       queue.doorbell = register_;
       queue.doorbell_record = rings_->doorbell_record(end);
@@ -70,7 +70,7 @@ class DevxEnds final : public NicEnds {
 
   std::string describe() const override {
     return fmt::format("handler {}, rings in {}, NIC {}, heap registered as {}", name_of(handler()),
-                       pairs_.front().memory_path(), device_, nic_.heap.signals.path());
+                       pairs_.front().memory_path(), device_, nic_.heap.signals.path);
   }
 
  private:
@@ -89,13 +89,13 @@ class DevxEnds final : public NicEnds {
 
   void make(const std::shared_ptr<Executor>& executor, bool on_gpu) {
     pairs_.clear();
-    make_rings(executor, {.on_gpu = on_gpu, .alignment = devx::kRingAlignment});
+    make_rings(executor, {.on_gpu = on_gpu, .alignment = devx::kRingAlignment, .records_apart = ringer_.has_value()});
     const RingLayout& layout = rings_->layout();
     const devx::Umem umem(*nic_.devx, {.address = rings_->ring(0),
                                        .bytes = layout.bytes * options_.ends(),
                                        .gpu = on_gpu ? &nic_.gpu->export_dma_buf : nullptr});
     // Records that a thread writes lie in memory of their own.
-    const devx::Umem records = ringer_ ? devx::Umem(*nic_.devx, {ringer_->records(), ringer_->record_bytes()}) : umem;
+    const devx::Umem records = ringer_ ? devx::Umem(*nic_.devx, {rings_->records(), rings_->record_bytes()}) : umem;
     for (std::size_t i = 0; i < options_.ends(); ++i) {
       const std::size_t offset = i * layout.bytes;
       const std::size_t record = ringer_ ? i * 2 * sizeof(std::uint32_t) : offset + layout.doorbell;
@@ -104,7 +104,7 @@ class DevxEnds final : public NicEnds {
   }
 
   std::uint64_t* register_ = nullptr;  ///< handler `gpu`: as kernels ring it
-  std::optional<Ringer> ringer_;       ///< handler `doorbell`; its memory outlives the pairs
+  std::optional<Ringer> ringer_;       ///< handler `doorbell`
   std::vector<DevxQueuePair> pairs_;
   std::jthread thread_;  ///< last: that of the ringer
 };

@@ -82,7 +82,6 @@ struct LocalRows {
 struct CombineRelay {
   const LocalRows<true>& local;
   std::int32_t* next;  ///< [other nodes], of the warp
-  int parts;           ///< warps that stage, of all blocks
 
   DEEP_EP_DEVICE const CombineParams& params() const { return local.params; }
   DEEP_EP_DEVICE const TransferParams& transfer() const { return local.params.transfer; }
@@ -99,13 +98,14 @@ struct CombineRelay {
     if (index >= grid().width || relayed >= transfer().relay_rows_room) return -1;
     return load_stream(params().relay_rows + relayed * grid().width + index);
   }
-  /// By one lane: the first of the pushed rows that is not there yet. Without a word if all are: then the warp waits
-  /// for room in the staging ring, that is for the posters, or for a warp that waits with an earlier row.
-  DEEP_EP_DEVICE AwaitedWord missing(int number, int row) const {
+  /// By one lane: what is not there yet of room in the staging ring, or else of pushed rows, the first.
+  DEEP_EP_DEVICE AwaitedWord awaited(int number, int row) const {
+    const AwaitedWord room = stageable(transfer(), local.epoch - 1, number, rings().chunk_of(row));
+    if (!local.by_rings || !room.is_reached()) return room;
     const std::int64_t at = relayed(number, row);
-    for (int index = 0; local.by_rings && index < grid().width; ++index) {
+    for (int index = 0; index < grid().width; ++index) {
       const AwaitedWord part = local.awaited(index, grid().other(number), place_at(at, index));
-      if (part.word != nullptr && !part.is_reached()) return part;
+      if (!part.is_reached()) return part;
     }
     return {};
   }
@@ -123,47 +123,26 @@ struct CombineRelay {
     if (params().num_topk != 0) {
       reduction.add_weights(reinterpret_cast<float*>(to + params().row_bytes), params().num_topk);
     }
-    if (!local.by_rings) return;
-    warp::sync();  // all lanes have read
-    for (int index = lane_index(); index < grid().width; index += kWarpSize) {
+    warp::sync();  // the lanes' stores come before the count, and all have read
+    if (lane_index() == 0) {
+      add_release<Scope::gpu>(&transfer().chunk_state(number, rings().chunk_of(row)).staged, std::uint32_t{1});
+    }
+    for (int index = lane_index(); local.by_rings && index < grid().width; index += kWarpSize) {
       local.release(index, node, place_at(at, index));
     }
   }
 
-  /// A warp takes two rows of a chunk at a time, so that one fence serves for both; and one where there may be a warp
-  /// for each row, or where ranks push, as two may not fit their rings at once.
-  DEEP_EP_DEVICE RowShares shares(int number) const {
-    return rings().row_shares(local.by_rings || rows_for(number) <= parts);
-  }
-  DEEP_EP_DEVICE int chunk_of(int number, int share) const { return shares(number).chunk_of(share); }
-
-  DEEP_EP_DEVICE void stage_share(int number, int share) const {
-    const int begin = shares(number).first_row(share), end = shares(number).end_row(share, rows_for(number));
-#pragma unroll 1
-    for (int row = begin; row < end; ++row) stage(number, row);
-    warp::sync();  // the lanes' stores come before the count
-    if (lane_index() == 0) {
-      add_release<Scope::gpu>(&transfer().chunk_state(number, chunk_of(number, share)).staged,
-                              static_cast<std::uint32_t>(end - begin));
-    }
-  }
-
-  /// Stages this warp's shares, which are every `parts`th one of each node: so the first chunks are whole soon. False
-  /// after a fault. If no rank pushes, the warp waits for the posters only, which know for which rank they wait, and
-  /// for how long.
-  DEEP_EP_DEVICE bool stage_all(int first) const {
+  /// Stages this warp's rows, which are every `parts`th one of each node: so the first chunks are whole soon. False
+  /// after a fault.
+  DEEP_EP_DEVICE bool stage_all(int first, int parts) const {
     return serve(
-        grid().others(), ReportLate{transfer().wait}, next, first, parts,
-        [&](int number) { return shares(number).count(rows_for(number)); },
-        [&](int number) {
-          return is_stageable(transfer(), local.epoch - 1, number, chunk_of(number, next[number])) &&
-                 missing(number, shares(number).first_row(next[number])).word == nullptr;
-        },
-        [&](int number, int share) {
-          stage_share(number, share);
+        grid().others(), ReportLate{transfer().wait}, next, first, parts, [&](int number) { return rows_for(number); },
+        [&](int number, int row) { return awaited(number, row); },
+        [&](int number, int row) {
+          stage(number, row);
           return true;
         },
-        [&](int number, int share) { return missing(number, shares(number).first_row(share)); }, [] {});
+        [] {});
   }
 };
 
@@ -407,7 +386,7 @@ DEEP_EP_DEVICE void combine_body(const CombineParams& params, std::byte* memory)
           if constexpr (!kRails)
             return true;
           else
-            return CombineRelay{local, shared.next + warp_index() * grid.others(), parts}.stage_all(part);
+            return CombineRelay{local, shared.next + warp_index() * grid.others()}.stage_all(part, parts);
         },
         [&](int warp) {
           const int pushing = transfer.pushing_warps();

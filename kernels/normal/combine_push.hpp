@@ -206,12 +206,11 @@ struct CombinePusher {
     acquires = warp::any(acquires);
     const bool good = serve(
         rings(), policy, next, first, step, [&](int number) { return rows[number]; },
-        [&](int number) { return ring(number).has_room(next[number]); },
+        [&](int number, std::int32_t n) { return ring(number).room(n); },
         [&](int number, std::int32_t n) {
           push(number, n);
           return true;
         },
-        [&](int number, std::int32_t n) { return ring(number).room(n); },
         [&] {
           if (pipe.is_empty()) return;
           if (acquires) bulk::fence_global();

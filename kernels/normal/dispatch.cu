@@ -138,27 +138,22 @@ struct HeldRow {
   }
 };
 
-/// Spreads the rows of a sending or forwarding warp, by way of shared memory, to destinations: the ranks of this node,
-/// by index, and, for a row of this rank, the other nodes, by number. A row's place at a destination is its final place
-/// at a rank, or its number among the rows for a node; -1: it is not wanted there.
 template <bool kRails>
-struct RowSpreader {
+struct Dispatch {
   const DispatchParams& params;
-  const NodeTarget* targets;
+  const TransferParams& transfer;  ///< of the same
+  const TransferShared<NodeTarget>& shared;
   std::uint64_t epoch;
-  RowPipe pipe;
+  RowPipe pipe;           ///< of a sending or forwarding warp
   bool by_rings = false;  ///< some rank of this node gets its rows by its local rings
 
-  /// When the targets are known.
-  DEEP_EP_DEVICE void look_for_rings() {
-    for (int index = lane_index(); index < grid().width; index += kWarpSize) {
-      by_rings |= targets[index].reachable != targets[index].capacity;
-    }
-    by_rings = warp::any(by_rings);
-  }
+  DEEP_EP_DEVICE decltype(auto) grid() const { return grid_of<kRails>(transfer.common); }
+  DEEP_EP_DEVICE const Rings& rings() const { return transfer.rings; }
 
-  DEEP_EP_DEVICE decltype(auto) grid() const { return grid_of<kRails>(params.transfer.common); }
-  DEEP_EP_DEVICE const Rings& rings() const { return params.transfer.rings; }
+  // 1. A sending or forwarding warp spreads rows, by way of shared memory, to destinations: the ranks of this node, by
+  // index, and, for a row of this rank, the other nodes, by number. A row's place at a destination is its final place
+  // at a rank, or its number among the rows for a node; -1: it is not wanted there.
+
   DEEP_EP_DEVICE bool is_node(int destination) const { return kRails && destination >= grid().width; }
   template <class Row>
   DEEP_EP_DEVICE int destinations(const Row&) const {
@@ -178,9 +173,9 @@ struct RowSpreader {
     if (is_node(destination)) return number;
     if (destination >= grid().width) return -1;
     if constexpr (Row::kOurs) {
-      return number < 0 ? -1 : number + targets[destination].first_row;
+      return number < 0 ? -1 : number + shared.ranks[destination].first_row;
     } else {
-      return number < 0 ? -1 : number + params.transfer.first_row_of(row.source, destination);
+      return number < 0 ? -1 : number + transfer.first_row_of(row.source, destination);
     }
   }
   template <class Row>
@@ -189,10 +184,10 @@ struct RowSpreader {
   }
   /// Does the warp store a row with this place there? Not one that the rank has no room for, or gets by a local ring.
   DEEP_EP_DEVICE bool is_stored(int destination, std::int32_t place) const {
-    return place >= 0 && (is_node(destination) || place < targets[destination].reachable);
+    return place >= 0 && (is_node(destination) || place < shared.ranks[destination].reachable);
   }
   DEEP_EP_DEVICE bool goes_by_ring(int index, std::int32_t place) const {
-    return place >= targets[index].reachable && place < targets[index].capacity;
+    return place >= shared.ranks[index].reachable && place < shared.ranks[index].capacity;
   }
   template <class Row>
   DEEP_EP_DEVICE HeldRow<Row> hold(const Row& row) const {
@@ -204,7 +199,7 @@ struct RowSpreader {
     return kRails || params.rows.num_scales > 0 || params.topk_idx.data != nullptr || params.send_src_idx;
   }
   DEEP_EP_DEVICE std::byte* staging_slot(int destination, std::int32_t place) const {
-    return rings().staging(destination - grid().width, place).in(params.transfer.common.own_heap());
+    return rings().staging(destination - grid().width, place).in(transfer.common.own_heap());
   }
 
   /// Calls `use(destination, place)` for each of this lane's destinations to which the warp stores the row.
@@ -236,7 +231,7 @@ struct RowSpreader {
           }
         }
         // A copy: the original is in shared memory, and for all the compiler knows each store here changes it.
-        const RowTargets rows = targets[destination].rows;
+        const RowTargets rows = shared.ranks[destination].rows;
         held.store(params, rows.row(params.rows, place), grid().first_of_node() + destination);
       }
     }
@@ -253,8 +248,8 @@ struct RowSpreader {
       const bool mine = index < grid().width && goes_by_ring(index, place_at(held.row, index));
       for (std::uint32_t left = warp::ballot(mine); left != 0; left &= left - 1) {
         const int to = first + lowest_bit(left);
-        const TokenRing ring{params.transfer, epoch, grid().first_of_node() + to, to, grid().index(), 0};
-        const auto n = static_cast<std::int32_t>(take_next(params.transfer.common.state->local_tickets + to));
+        const TokenRing ring{transfer, epoch, grid().first_of_node() + to, to, grid().index(), 0};
+        const auto n = static_cast<std::int32_t>(take_next(transfer.common.state->local_tickets + to));
         if (!ring.acquire(n)) return false;
         bulk::fence_global();  // bulk stores come behind what the warp has acquired
         copy_row(ring.slot_there(n), held.row.x(), params.rows.row_bytes);
@@ -278,7 +273,7 @@ struct RowSpreader {
     const auto to_each = [&](auto store) {
       for_each(held, [&](int destination, std::int32_t place) {
         store(is_node(destination) ? staging_slot(destination, place)
-                                   : targets[destination].rows.row(params.rows, place).x());
+                                   : shared.ranks[destination].rows.row(params.rows, place).x());
       });
     };
     const auto x = [&] { return held.row.x(); };
@@ -286,83 +281,74 @@ struct RowSpreader {
     if (!good) pipe.drop();
     return good;
   }
-};
 
-// The sending warps of dispatch. While one stores a row, the next is loading with all that travels beside it, and the
-// token behind that is being drawn.
-//
-// A warp takes its tokens in order, and a ring's chunks are freed in order. So some warp is at the oldest token that is
-// not stored, and finds room, whatever the others wait for.
+  // 2. The sending warps. While one stores a row, the next is loading with all that travels beside it, and the token
+  // behind that is being drawn.
+  //
+  // A warp takes its tokens in order, and a ring's chunks are freed in order. So some warp is at the oldest token that
+  // is not stored, and finds room, whatever the others wait for.
 
-template <bool kRails>
-struct DispatchSender {
-  using Held = HeldRow<TokenRow<kRails>>;
-  RowSpreader<kRails>& to;
-  Held first{};  ///< the warp's first row
-
-  DEEP_EP_DEVICE const TransferParams& transfer() const { return to.params.transfer; }
+  using OwnRow = HeldRow<TokenRow<kRails>>;
 
   /// Of this warp among those of all blocks: also its first token.
-  DEEP_EP_DEVICE static int number() { return warp_index() * grid_blocks() + block_index(); }
-  DEEP_EP_DEVICE Held at(int token) const {
-    const TokenRow<kRails> row{&to.params, token};
-    return token < transfer().num_tokens ? to.hold(row) : Held{row};
+  DEEP_EP_DEVICE static int own_number() { return warp_index() * grid_blocks() + block_index(); }
+  DEEP_EP_DEVICE OwnRow token_row(int token) const {
+    const TokenRow<kRails> row{&params, token};
+    return token < transfer.num_tokens ? hold(row) : OwnRow{row};
   }
-  DEEP_EP_DEVICE bool is_row(const Held& held) const { return held.row.token < transfer().num_tokens; }
+  DEEP_EP_DEVICE bool is_row(const OwnRow& held) const { return held.row.token < transfer.num_tokens; }
 
   /// Waits until the row's slots in the staging rings may be written. False after a fault.
-  DEEP_EP_DEVICE bool await_room(const Held& held) const {
+  DEEP_EP_DEVICE bool await_room(const OwnRow& held) const {
     if constexpr (!kRails) return true;
     bool good = true;
-    to.for_each(held, [&](int destination, std::int32_t place) {
-      const int chunk = to.rings().chunk_of(place);
-      if (!to.is_node(destination) || chunk < to.rings().chunks) return;
-      const int number = destination - to.grid().width;
-      // The poster knows for which rank it waits.
-      good = poll_until([&](Poll&) { return is_stageable(transfer(), to.epoch - 1, number, chunk); },
-                        [&](const Poll&) { return aborted(transfer().wait); }) &&
-             good;
+    for_each(held, [&](int destination, std::int32_t place) {
+      const int chunk = rings().chunk_of(place);
+      if (!is_node(destination) || chunk < rings().chunks) return;
+      const int number = destination - grid().width;
+      const AwaitedWord room = stageable(transfer, epoch - 1, number, chunk);
+      good =
+          poll_until([&](Poll&) { return room.is_reached(); }, [&](const Poll&) { return aborted(transfer.wait); }) &&
+          good;
       bulk::fence_global();  // what the NIC has read may be overwritten by bulk stores
     });
     return warp::agree(good);
   }
 
   /// The row is stored, as soon as this warp's bulk stores are complete: counts it in the chunks that it belongs to.
-  DEEP_EP_DEVICE void count_staged(Held& held) const {
+  DEEP_EP_DEVICE void count_staged(OwnRow& held) const {
     if (!kRails || !is_row(held)) return;
     bulk::wait<0>();
     bulk::fence_global();
     warp::sync();  // what the other lanes have stored comes before, too
-    to.for_each(held, [&](int destination, std::int32_t place) {
-      if (!to.is_node(destination)) return;
-      ChunkState& chunk = transfer().chunk_state(destination - to.grid().width, to.rings().chunk_of(place));
+    for_each(held, [&](int destination, std::int32_t place) {
+      if (!is_node(destination)) return;
+      ChunkState& chunk = transfer.chunk_state(destination - grid().width, rings().chunk_of(place));
       add_release<Scope::gpu>(&chunk.staged, std::uint32_t{1});
     });
-    held = at(transfer().num_tokens);
+    held = token_row(transfer.num_tokens);
   }
 
   /// Before it is known where rows go: the warp's first row comes to shared memory, with what travels beside it.
-  DEEP_EP_DEVICE void prepare() {
-    if (warp_index() >= transfer().first_warps) return;
-    first = at(number());
-    if (is_row(first)) to.pipe.begin(first.row.x(), to.params.rows.row_bytes);
+  DEEP_EP_DEVICE OwnRow prepare() {
+    const OwnRow first = token_row(warp_index() < transfer.first_warps ? own_number() : transfer.num_tokens);
+    if (is_row(first)) pipe.begin(first.row.x(), params.rows.row_bytes);
+    return first;
   }
-  /// Sends tokens until none is left. False after a fault.
-  DEEP_EP_DEVICE bool send_all() const {
-    Turns turns =
-        Turns::of_warp(&transfer().common.state->next_piece, static_cast<std::uint32_t>(transfer().num_tokens),
-                       grid_blocks() * transfer().first_warps, number());
-    Held row = first;
-    Held stored = at(transfer().num_tokens);  // whose last piece may not be complete yet
+  /// Sends tokens, from the one that `row` is of, until none is left. False after a fault.
+  DEEP_EP_DEVICE bool send_all(OwnRow row) {
+    Turns turns = Turns::of_warp(&transfer.common.state->next_piece, static_cast<std::uint32_t>(transfer.num_tokens),
+                                 grid_blocks() * transfer.first_warps, own_number());
+    OwnRow stored = token_row(transfer.num_tokens);  // whose last piece may not be complete yet
     while (is_row(row)) {
       const std::uint32_t drawn = turns.draw();
-      const Held next = at(static_cast<int>(turns.following));
+      const OwnRow next = token_row(static_cast<int>(turns.following));
       const auto may_store = [&] {
         count_staged(stored);  // before waiting for room: others may wait for this row
         return await_room(row);
       };
       const auto following = [&] { return is_row(next) ? next.row.x() : nullptr; };
-      if (!to.spread(row, following, may_store)) return false;
+      if (!spread(row, following, may_store)) return false;
       stored = row;
       row = next;
       turns.advance(drawn);
@@ -374,95 +360,67 @@ struct DispatchSender {
     }
     return true;
   }
-};
 
-/// By a forwarding warp.
-struct DispatchForwarder {
-  RowSpreader<true>& to;
-  std::int32_t* next;  ///< [other nodes], of the warp
-  int parts;           ///< warps that forward, of all blocks
+  // 3. The forwarding warps.
 
-  DEEP_EP_DEVICE const TransferParams& transfer() const { return to.params.transfer; }
-  DEEP_EP_DEVICE const NodeGrid& grid() const { return to.grid(); }
-  DEEP_EP_DEVICE const Rings& rings() const { return to.rings(); }
-  DEEP_EP_DEVICE int rows_from(int number) const { return transfer().counts.from_node[grid().other(number)]; }
+  DEEP_EP_DEVICE int rows_from(int number) const { return transfer.counts.from_node[grid().other(number)]; }
   DEEP_EP_DEVICE PackedRow slot(int number, int row) const {
-    return {rings().landing(number, row).in(transfer().common.own_heap()), to.params.rows};
+    return {rings().landing(number, row).in(transfer.common.own_heap()), params.rows};
   }
 
   /// For combine: where row number `relayed` of those that came from other nodes has gone: its numbers there.
   DEEP_EP_DEVICE void note_places(const SlotRow& row, std::int64_t relayed) const {
-    if (!to.params.send_src_idx || relayed >= transfer().relay_rows_room) return;
+    if (!params.send_src_idx || relayed >= transfer.relay_rows_room) return;
     for (int index = lane_index(); index < grid().width; index += kWarpSize) {
-      to.params.relay_rows[relayed * grid().width + index] = to.number_at(row, index);
+      params.relay_rows[relayed * grid().width + index] = number_at(row, index);
     }
   }
 
-  /// A warp takes a share of a chunk at a time: with whole chunks, one warp would forward all of the last one. There
-  /// may be a warp for each row.
-  DEEP_EP_DEVICE RowShares shares(int number) const { return rings().row_shares(rows_from(number) <= parts); }
-
-  DEEP_EP_DEVICE bool forward(int number, int share) const {
-    const int begin = shares(number).first_row(share), end = shares(number).end_row(share, rows_from(number));
-    bulk::fence_global();  // the chunk has landed: bulk loads may read it
-    to.pipe.begin(slot(number, begin).at, to.params.rows.row_bytes);
+  DEEP_EP_DEVICE bool forward(int number, int at) {
+    bulk::fence_global();  // the row has landed: bulk loads may read it
+    pipe.begin(slot(number, at).at, params.rows.row_bytes);
     // While the row is loading. The shape arrived before any row; each warp compares it for itself. A warp drops rows
     // of another shape, as they would name places of other rows; the poster puts the fault on record. The chunk came by
     // one of the lanes, behind its shape.
-    const int lane = lane_index() < transfer().common.lanes ? lane_index() : 0;
-    const std::uint64_t theirs = load_relaxed<Scope::system>(shape_of(transfer(), number, lane));
-    if (!warp::agree(shapes_agree(expected_shape(transfer(), to.epoch - 1, number), theirs))) {
-      to.pipe.drop();
+    const int lane = lane_index() < transfer.common.lanes ? lane_index() : 0;
+    const std::uint64_t theirs = load_relaxed<Scope::system>(shape_of(transfer, number, lane));
+    if (!warp::agree(shapes_agree(expected_shape(transfer, epoch - 1, number), theirs))) {
+      pipe.drop();
     } else {
-      const std::int64_t relayed = rows_before(grid(), transfer().counts.from_node, number);
-      for (int at = begin; at < end; ++at) {
-        HeldRow held = to.hold(SlotRow{slot(number, at), grid().rail_in(grid().other(number))});
-        note_places(held.row, relayed + at);
-        const auto following = [&]() -> const std::byte* { return at + 1 < end ? slot(number, at + 1).at : nullptr; };
-        if (!to.spread(held, following, [] { return true; })) return false;
-      }
+      HeldRow held = hold(SlotRow{slot(number, at), grid().rail_in(grid().other(number))});
+      note_places(held.row, rows_before(grid(), transfer.counts.from_node, number) + at);
+      const auto no_row = []() -> const std::byte* { return nullptr; };
+      if (!spread(held, no_row, [] { return true; })) return false;
     }
-    // All of it is in shared memory or in registers: the slots may be written again.
+    // All of it is in shared memory or in registers: the slot may be written again.
     warp::sync();
     if (lane_index() == 0) {
-      add_release<Scope::gpu>(&transfer().chunk_state(number, shares(number).chunk_of(share)).read,
-                              static_cast<std::uint32_t>(end - begin));
+      add_release<Scope::gpu>(&transfer.chunk_state(number, rings().chunk_of(at)).read, std::uint32_t{1});
     }
     return true;
   }
 
-  /// Forwards this warp's shares, from `first` on every `parts`th one. False after a fault.
-  DEEP_EP_DEVICE bool forward_all(int first) const {
-    const auto landed = [&](int number, int share) {
-      return landed_through(transfer(), to.epoch - 1, number, shares(number).chunk_of(share));
-    };
+  /// Forwards this warp's rows, from `first` on every `parts`th one of each node. False after a fault.
+  DEEP_EP_DEVICE bool forward_all(int first, int parts) {
+    std::int32_t* const next = shared.next + warp_index() * grid().others();
     const bool good = serve(
-        grid().others(), ReportLate{transfer().wait}, next, first, parts,
-        [&](int number) { return shares(number).count(rows_from(number)); },
-        [&](int number) { return landed(number, next[number]).is_reached(); },
-        [&](int number, int share) { return forward(number, share); }, landed, [] {});
+        grid().others(), ReportLate{transfer.wait}, next, first, parts, [&](int number) { return rows_from(number); },
+        [&](int number, int at) { return landed_through(transfer, epoch - 1, number, rings().chunk_of(at)); },
+        [&](int number, int at) { return forward(number, at); }, [] {});
     bulk::wait<0>();
     bulk::fence_global();
     return good;
   }
-};
 
-/// By a fetching warp, on a rank whose output the others do not reach. It waits for no rank that might wait for it.
-template <bool kRails>
-struct DispatchFetcher {
-  const DispatchParams& params;
-  std::uint64_t epoch;
-  const std::int32_t* rows;  ///< [width]: how many each rank of this node stores
-  std::int32_t* next;        ///< [width], of the warp
+  // 4. The fetching warps, on a rank whose output the others do not reach. They wait for no rank that might wait for
+  // it.
 
-  DEEP_EP_DEVICE decltype(auto) grid() const { return grid_of<kRails>(params.transfer.common); }
   DEEP_EP_DEVICE TokenRing ring(int writer) const {
-    return {params.transfer, epoch, grid().first_of_node() + writer, writer, grid().index(), rows[writer]};
+    return {transfer, epoch, grid().first_of_node() + writer, writer, grid().index(), shared.local_rows[writer]};
   }
 
   /// Rows that `writer` stores there: its own, and those of its rails.
   DEEP_EP_DEVICE std::int32_t rows_by(int writer) const {
-    const TransferParams& transfer = params.transfer;
     const auto clip = [&](std::int32_t end) { return end < params.output_rows ? end : params.output_rows; };
     std::int64_t count = 0;
     for (int node = 0; node < grid().nodes(); ++node) {
@@ -483,14 +441,16 @@ struct DispatchFetcher {
 
   /// Fetches this warp's rows, which are every `step`th one of each writer. False after a fault.
   DEEP_EP_DEVICE bool fetch_all(int first, int step) const {
+    std::int32_t* const next = shared.local_next + (warp_index() - transfer.moving_warps()) * grid().num_ranks;
     return serve(
-        grid().width, ReportLate{params.transfer.wait}, next, first, step, [&](int writer) { return rows[writer]; },
-        [&](int writer) { return ring(writer).row(next[writer]).is_reached(); },
+        grid().width, ReportLate{transfer.wait}, next, first, step,
+        [&](int writer) { return shared.local_rows[writer]; },
+        [&](int writer, std::int32_t n) { return ring(writer).row(n); },
         [&](int writer, std::int32_t n) {
           fetch(writer, n);
           return true;
         },
-        [&](int writer, std::int32_t n) { return ring(writer).row(n); }, [] {});
+        [] {});
   }
 };
 
@@ -535,11 +495,8 @@ DEEP_EP_DEVICE void dispatch_body(const DispatchParams& params, std::byte* memor
   const DispatchShared shared(Carver(memory), transfer, grid_blocks());
   // When notify found that the ranks disagree, no rank sends anything.
   const Call call = Call::begin(kRails ? common.state->transfer : common.state->dispatch, transfer.wait);
-  RowSpreader<kRails> to{params, shared.ranks, call.epoch, shared.pipes.pipe(warp_index())};
-  DispatchSender<kRails> sender{to};
-  const int local_warp = warp_index() - transfer.moving_warps();
-  const DispatchFetcher<kRails> fetcher{params, call.epoch, shared.local_rows,
-                                        shared.local_next + local_warp * grid.width};
+  Dispatch<kRails> dispatch{params, transfer, shared, call.epoch, shared.pipes.pipe(warp_index())};
+  typename Dispatch<kRails>::OwnRow first{};
   const Meeting meeting{common, {transfer.wait}, Wanted::dispatch_addresses, MeetingKind::dispatch, call.epoch};
   bool good = call.begun;
   const std::int64_t received = good ? transfer.end_of(grid.num_ranks - 1, grid.index()) : 0;
@@ -550,35 +507,36 @@ DEEP_EP_DEVICE void dispatch_body(const DispatchParams& params, std::byte* memor
         meeting.tell(grid.first_of_node() + index, own_addresses(params));
       }
     }
-    if (warp_index() < transfer.moving_warps() && lane_index() == 0) to.pipe.init();
+    if (warp_index() < transfer.moving_warps() && lane_index() == 0) dispatch.pipe.init();
     if (params.fill_tail) fill_tail(params.output, params.rows, received, params.output_rows);
     for (int index = thread_index(); transfer.local_warps != 0 && index < grid.width; index += block_threads()) {
-      shared.local_rows[index] = fetcher.rows_by(index);
+      shared.local_rows[index] = dispatch.rows_by(index);
     }
 
     // 2. Learn where the others of this node want theirs. The first rows load meanwhile.
-    sender.prepare();
+    first = dispatch.prepare();
     for (int index = thread_index(); index < grid.width; index += block_threads()) {
       good = learn_target(params, meeting, grid.first_of_node() + index, index, shared.ranks[index]) && good;
+      dispatch.by_rings = dispatch.by_rings || (good && shared.ranks[index].reachable != shared.ranks[index].capacity);
     }
     bulk::fence_global();  // the addresses also say that the memory is free for our bulk stores
     good = block::all(good);
-    if (!good) to.pipe.drop();
+    dispatch.by_rings = !block::all(!dispatch.by_rings);
+    if (!good) dispatch.pipe.drop();
   }
 
   // 3. Send, forward, fetch, post.
   if (good) {
-    to.look_for_rings();
     good = do_roles<kRails>(
-        transfer, call.epoch - 1, shared, [&](bool helps) { return helps || sender.send_all(); },
+        transfer, call.epoch - 1, shared, [&](bool helps) { return helps || dispatch.send_all(first); },
         [&](int part, int parts) {
           if constexpr (!kRails)
             return true;
           else
-            return DispatchForwarder{to, shared.next + warp_index() * grid.others(), parts}.forward_all(part);
+            return dispatch.forward_all(part, parts);
         },
         [&](int warp) {
-          return fetcher.fetch_all(warp * grid_blocks() + block_index(), transfer.local_warps * grid_blocks());
+          return dispatch.fetch_all(warp * grid_blocks() + block_index(), transfer.local_warps * grid_blocks());
         });
     good = block::all(good);
   }

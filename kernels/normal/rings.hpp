@@ -61,31 +61,9 @@ struct OneNode {
 // Several queue pairs to a rail are not ordered among each other. With several, each place of a ring has a word of its
 // own, which says what chunk has landed there.
 
-/// How warps share out the rows of a ring's chunks among each other.
-struct RowShares {
-  int rows;  ///< that a warp takes at once
-  int chunk_rows;
-  Divisor of_chunk;
-
-  DEEP_EP_HOST_DEVICE int chunk_of(int share) const { return share / of_chunk; }
-  DEEP_EP_HOST_DEVICE int first_row(int share) const { return chunk_of(share) * chunk_rows + share % of_chunk * rows; }
-  /// Behind the last row of a share, where there are `all` rows.
-  DEEP_EP_HOST_DEVICE int end_row(int share, int all) const {
-    const int chunk_end = (chunk_of(share) + 1) * chunk_rows, end = first_row(share) + rows;
-    const int most = chunk_end < all ? chunk_end : all;
-    return end < most ? end : most;
-  }
-  /// Of `all` rows: none is empty.
-  DEEP_EP_HOST_DEVICE int count(int all) const {
-    const int chunks = all / chunk_rows;
-    return chunks * of_chunk + (all - chunks * chunk_rows + rows - 1) / rows;
-  }
-};
-
 struct Rings {
   static constexpr int kMostChunks = 256;                          ///< of a ring: each has a ChunkState
   static constexpr int kRows = 16;                                 ///< of a chunk, where there is room
-  static constexpr int kShareRows = 2;                             ///< of a chunk: one fence serves for both
   static constexpr std::size_t kMostBytes = std::size_t{1} << 30;  ///< of a chunk of several rows: one RDMA write
 
   std::size_t begin = 0;       ///< offset in the heap: landing rings, then staging rings
@@ -94,7 +72,6 @@ struct Rings {
   std::uint32_t slot_bytes = 0;
   Divisor chunk_rows = 1;
   Divisor chunks = 0;
-  Divisor shares = 1;  ///< of a chunk
 
   /// For rows of `row_bytes`, all included, in memory of `bytes` bytes. chunks is 0 where two do not fit.
   static Rings make(std::size_t begin, std::size_t bytes, int others, std::size_t row_bytes) {
@@ -109,7 +86,6 @@ struct Rings {
     while (rows > 1 && rings.slot_bytes * static_cast<std::size_t>(rows) > kMostBytes) rows /= 2;
     const std::size_t fit = slots / static_cast<std::size_t>(rows);
     rings.chunk_rows = rows;
-    rings.shares = (rows + kShareRows - 1) / kShareRows;
     rings.chunks = fit < 2 ? 0 : fit > kMostChunks ? kMostChunks : static_cast<int>(fit);
     return rings;
   }
@@ -120,10 +96,6 @@ struct Rings {
   DEEP_EP_HOST_DEVICE int rows_in(int chunk, int rows) const {
     const int rest = rows - chunk * chunk_rows;
     return rest < chunk_rows ? rest : int{chunk_rows};
-  }
-  /// A warp takes one row at a time, or two.
-  DEEP_EP_HOST_DEVICE RowShares row_shares(bool single) const {
-    return {single ? 1 : kShareRows, chunk_rows, single ? chunk_rows : shares};
   }
 
   /// Of other node `number`.

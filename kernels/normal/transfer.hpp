@@ -11,12 +11,15 @@
 
 namespace deep_ep::device::normal {
 
-/// A word in this rank's heap that it waits for, and that another rank raises.
+/// A word in this rank's memory that it waits for; nullptr: for nothing.
 struct AwaitedWord {
   Awaited awaited{0, Wanted::nothing, 0};
   const std::uint64_t* word = nullptr;
 
-  DEEP_EP_DEVICE bool is_reached() const { return load_acquire<Scope::system>(word) >= awaited.expected; }
+  DEEP_EP_DEVICE bool is_reached() const {
+    return word == nullptr || load_acquire<Scope::system>(word) >= awaited.expected;
+  }
+  /// If there is a word. False after a fault.
   template <class Group = OneThread, class Policy>
   DEEP_EP_DEVICE bool await(const Policy& policy) const {
     return wait_signal<Group>(policy, word, awaited);
@@ -28,14 +31,13 @@ struct AwaitedWord {
 ///   next                    a word for each node (or whatever else has parts), of the warp
 ///   first, step             the warp works on parts first, first + step and so on of each, in their order
 ///   parts(number)           how many there are
-///   ready(number)           may the next one be worked on? Acquires it
+///   awaited(number, part)   the AwaitedWord that the part waits for, which is put on record if it is late: but not if
+///                           nothing is wanted of another rank, as another warp of this rank puts that on record
 ///   work(number, part)      false after a fault
-///   missing(number, part)   the AwaitedWord that the part waits for, which is put on record if it is late. Without a
-///                           word if another warp of this rank waits for it, and puts it on record
 ///   idle()                  nothing is ready; also before it ends
-template <class Policy, class Parts, class Ready, class Work, class Missing, class Idle>
+template <class Policy, class Parts, class AwaitedOf, class Work, class Idle>
 DEEP_EP_DEVICE bool serve(int others, const Policy& policy, std::int32_t* next, int first, int step, Parts parts,
-                          Ready ready, Work work, Missing missing, Idle idle) {
+                          AwaitedOf awaited, Work work, Idle idle) {
   // A lane looks after the nodes of its index and multiples of 32 behind.
   for (int number = lane_index(); number < others; number += kWarpSize) next[number] = first;
   int group = 0;  // of 32 nodes
@@ -49,7 +51,7 @@ DEEP_EP_DEVICE bool serve(int others, const Policy& policy, std::int32_t* next, 
         group = group + kWarpSize < others ? group + kWarpSize : 0;
         const int number = group + lane_index();
         const bool wants = number < others && next[number] < parts(number);
-        found = warp::ballot(wants && ready(number));
+        found = warp::ballot(wants && awaited(number, next[number]).is_reached());
         left = warp::any(wants) || left;
         if (found != 0) return true;
       }
@@ -64,8 +66,8 @@ DEEP_EP_DEVICE bool serve(int others, const Policy& policy, std::int32_t* next, 
       bool reported = false;
       for (int number = lane_index(); number < others; number += kWarpSize) {
         if (next[number] >= parts(number)) continue;
-        const AwaitedWord part = missing(number, next[number]);
-        if (part.word == nullptr) continue;
+        const AwaitedWord part = awaited(number, next[number]);
+        if (part.awaited.wanted == Wanted::nothing) continue;
         reported = policy.ends(part.awaited, poll.begin, load_relaxed<Scope::system>(part.word)) || reported;
       }
       return warp::any(reported);
@@ -111,12 +113,12 @@ struct TokenRing {
 
   // The writer's end.
 
-  /// The word that must come before row `n` may be stored, if it is not one of the first.
+  /// The word that must come before row `n` may be stored.
   DEEP_EP_DEVICE AwaitedWord room(std::int32_t n) const {
+    if (n < rings().slots) return {};
     return {{peer, rings().room, through(n - rings().slots)},
             rings().words.released.in(params.common.own_heap()) + rings().slot_of(here, n)};
   }
-  DEEP_EP_DEVICE bool has_room(std::int32_t n) const { return n < rings().slots || room(n).is_reached(); }
   /// By a whole warp. False after a fault.
   DEEP_EP_DEVICE bool acquire(std::int32_t n) const {
     return n < rings().slots || room(n).await<WholeWarp>(ReportLate{params.wait});
@@ -182,11 +184,11 @@ DEEP_EP_DEVICE AwaitedWord landed_through(const TransferParams& params, std::uin
   return {{common.grid.rail_in(node), Wanted::internode_rows, Rings::through(call, chunk)},
           common.window.landed(node, landed_word(params, chunk)).in(common.own_heap())};
 }
-/// May a chunk be staged for other node `number`?
-DEEP_EP_DEVICE bool is_stageable(const TransferParams& params, std::uint64_t call, int number, int chunk) {
-  const Rings& rings = params.rings;
-  return chunk < rings.chunks ||
-         load_acquire<Scope::gpu>(&params.chunk_state(number, chunk).sent) >= rings.room_for(call, chunk);
+/// The word that says that a chunk may be staged for other node `number`. The poster, which raises it, knows for which
+/// rank it waits.
+DEEP_EP_DEVICE AwaitedWord stageable(const TransferParams& params, std::uint64_t call, int number, int chunk) {
+  if (chunk < params.rings.chunks) return {};
+  return {{0, Wanted::nothing, params.rings.room_for(call, chunk)}, &params.chunk_state(number, chunk).sent};
 }
 /// Rows that cross the network between this rank and the nodes before other node `number`, by nodes: where those of
 /// that node begin in relay_rows.
@@ -339,7 +341,7 @@ class RailPoster {
   }
   /// The place of the next chunk is free: it may be staged. A lane alone frees all places itself, and has no more under
   /// way than the ring holds.
-  DEEP_EP_DEVICE bool is_free() const { return is_alone() || is_stageable(params_, call_, number_, chunk_); }
+  DEEP_EP_DEVICE bool is_free() const { return is_alone() || stageable(params_, call_, number_, chunk_).is_reached(); }
   /// The next chunk is staged. (Until the chunk that had its place is free, the counter is that one's.)
   DEEP_EP_DEVICE bool is_staged() const {
     return chunk_ < rings_.chunks_for(rows_out_) && is_free() &&

@@ -25,12 +25,11 @@ struct TopkIndices {
   }
   /// The same in two steps, for a thread that does not need the index before others are loading.
   struct Words {
-    std::uint32_t low = 0, high = 0;
+    std::uint32_t low = ~0u, high = ~0u;  ///< of no selection
   };
   DEEP_EP_DEVICE Words load_words(std::int64_t at) const {
-    const auto* const words = static_cast<const std::uint32_t*>(data);
-    if (!is_64_bit) return {device::load_stream(words + at)};
-    return {device::load_stream(words + 2 * at), device::load_stream(words + 2 * at + 1)};
+    const auto* const words = static_cast<const std::uint32_t*>(data) + (is_64_bit ? 2 * at : at);
+    return {device::load_stream(words), is_64_bit ? device::load_stream(words + 1) : 0};
   }
   DEEP_EP_DEVICE std::int64_t index_of(const Words& words) const {
     return is_64_bit ? static_cast<std::int64_t>(std::uint64_t{words.high} << 32 | words.low)

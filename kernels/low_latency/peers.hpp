@@ -208,6 +208,9 @@ using DispatchCall = RankCall<LowLatencyKind::dispatch, kRdma>;
 // Ranks may be masked while a call runs. Then some blocks have received with a rank and others without it, and the last
 // block to finish receives again, alone, from those that are left. All that these sent is there.
 
+/// One thread of a block, of a warp that has less to do than the first and the last one, if there are so many.
+DEEP_EP_DEVICE bool is_middle_thread() { return thread_index() == block_warps() / 2 * kWarpSize; }
+
 /// A block's knowledge of its call, in shared memory; and words to receive again.
 struct CallWords {
   LowLatencyEpochs epochs;

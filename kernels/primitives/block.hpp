@@ -24,6 +24,15 @@ DEEP_EP_DEVICE bool all(bool good) {
 #endif
 }
 
+/// By any thread of a block that waits for nothing from outside any more, nor does another of its threads. When every
+/// block has come here or ended, those of the next kernel get to SMs that are free, and wait there for the end of this
+/// one. Earlier they might take what the kernel of another rank needs, for which this one waits.
+DEEP_EP_DEVICE void let_next_kernel_start() {
+#if DEEP_EP_TARGET_CUDA
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
 /// By all threads: `work(i)` for each i below `count`, shared among them.
 template <class Work>
 DEEP_EP_DEVICE void each(int count, Work work) {

@@ -79,12 +79,13 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyCombinePlan& pla
   const int groups = sends(phase) ? plan.warps / static_cast<int>(params.warps_per_row) : 0;
   // As many blocks as have anything to do.
   using namespace device::low_latency;
-  // Unreduced: groups share the selections of a row, two blocks a token where there are so many, and one more block
-  // waits for what all say.
+  // Unreduced: groups share the selections of a row, and one more block waits for what all say. Two blocks add a token
+  // where there are so many, but for ranks that RDMA reaches, or that calls may leave out.
   const int pieces = params.expert_rows() * (unreduced ? int{params.num_topk} : 1);
   const int to_push = groups == 0 ? 0 : (pieces + groups - 1) / groups;
   const int waiting = unreduced && receives(phase) && sms > 1 ? 1 : 0;
-  const int blocks_of_token = !unreduced ? 1 : !receives(phase) ? 0 : 2 * params.num_tokens <= sms - waiting ? 2 : 1;
+  const bool by_two = plan.posters == 0 && params.common.mask == nullptr && 2 * params.num_tokens <= sms - waiting;
+  const int blocks_of_token = !receives(phase) ? (unreduced ? 0 : 1) : by_two ? 2 : 1;
   LowLatencyPart part{.phase = phase};
   part.working_blocks = std::clamp(std::max(to_push, params.num_tokens * blocks_of_token), 1, sms - waiting);
   const CombineShared shared(Carver::without_memory(), params.common.num_ranks, plan.posters != 0 ? plan.warps : 0,

@@ -208,10 +208,10 @@ std::uint64_t LowLatency::count_together() {
   executor.copy(&state, state_.get(), sizeof state, runtime_.comm_stream());
   executor.synchronize(runtime_.comm_stream());
   std::uint64_t calls = state.barriers.calls;
-  for (const LowLatencyCounters& of : state.counters) calls = std::max({calls, of.sent.calls, of.received.calls});
+  for (const LowLatencyCounters& of : state.counters) calls = std::max({calls, of.sent.calls(), of.received.calls()});
   for (const std::uint64_t theirs : all_gather_values(runtime_.bootstrap(), calls)) calls = std::max(calls, theirs);
   calls += kMostAhead;
-  for (LowLatencyCounters& of : state.counters) of.sent.calls = of.received.calls = calls;
+  for (LowLatencyCounters& of : state.counters) of.sent = of.received = LowLatencyCount::of(calls);
   state.barriers.calls = calls;
   executor.copy(state_.get(), &state, sizeof state, runtime_.comm_stream());
   executor.synchronize(runtime_.comm_stream());

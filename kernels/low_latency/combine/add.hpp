@@ -4,8 +4,8 @@
 //   by rails        another node has one such row, which the owner's rail there adds up from those of its node
 //   unreduced       a term is a selection's row as its expert left it, times its weight; in the order of the selections
 //
-// A block takes a token (with hooks and few tokens, two blocks), and its warps share the token's lines. Each warp finds
-// the terms for itself, and polls its lines of all of them at once: they are in its registers when they have arrived.
+// A block takes a token (of few tokens, two blocks one), and its warps share the token's lines. Each warp finds the
+// terms for itself, and polls its lines of all of them at once: they are in its registers when they have arrived.
 #pragma once
 
 #include <type_traits>

@@ -74,7 +74,7 @@ struct CombinePusher : RowPusher {
     const bool counts = params.wait_cost != nullptr && warp == 0 && lane_index() == 0;
     if (counts) add_relaxed<Scope::gpu>(params.wait_cost + row.source, -clock_cycles());
     const auto chosen = [&](const Poll&) {
-      Selection now{-1, 0.0f, lane_index() >= params.num_topk};
+      Selection now{.known = lane_index() >= params.num_topk};
       if (!now.known && call.has_begun(row.source)) {
         now = call.load_announced(row.source, selection);
       }
@@ -85,8 +85,7 @@ struct CombinePusher : RowPusher {
       const std::int32_t in_expert = row.position - expert * params.expert_rows();  // if it is the row of that expert
       const bool other = here && (row.position < 0 || in_expert < 0 || in_expert >= params.expert_rows());
       if (other) {
-        refuse_call(params.common, row.source, 1, static_cast<std::uint64_t>(now.index),
-                    static_cast<std::uint64_t>(row.token));
+        refuse_call(params.common, row.source, 1, std::uint64_t{now.index.low}, static_cast<std::uint64_t>(row.token));
       }
       rows = warp::ballot(here);
       weight = now.weight;
@@ -103,7 +102,8 @@ struct CombinePusher : RowPusher {
   /// A thread has as many loads in flight as registers allow, whether they are many vectors of one row or few of many.
   /// The first ones start before the owner has announced which of these rows it wants: nearly always all of them.
   DEEP_EP_DEVICE bool push(const Call& call, const CombineRow& row) const {
-    const int steps = line_steps();
+    const int steps = line_steps(), vectors = wire().vectors;
+    const auto* const x = reinterpret_cast<const Vec16*>(params.x);
     std::byte* const to = destination(call, row);
     const auto own_weight = [&] { return load_stream(params.table().weight(row.source, row.index, lane_index())); };
     float weight = kWeighted && lane_index() < params.num_topk ? own_weight() : 0;
@@ -112,7 +112,8 @@ struct CombinePusher : RowPusher {
 
     // Line by line, and row by row within one: what is loaded next, and what is added next.
     std::uint32_t rows_to_load = rows, rows_to_add = rows;
-    std::uint32_t line_to_load = first_line(), line_to_add = line_to_load;
+    std::uint32_t line_to_add = first_line();
+    int vector_to_load = LineLane().vector(line_to_add);
     float sum[8] = {};
     int pieces = steps * count_bits(rows);
     int piece = 0;
@@ -124,14 +125,11 @@ struct CombinePusher : RowPusher {
       for (int i = 0; i < kTogether; ++i) {
         if (piece + i >= pieces) continue;
         const std::int64_t from = warp::shuffle(row.position, lowest_bit(rows_to_load));
-        const int vector = wire().vector(line_to_load);
-        if (vector >= 0) {
-          loaded[i] = load_stream(reinterpret_cast<const Vec16*>(params.x) + from * wire().vectors + vector);
-        }
+        if (vector_to_load < vectors) loaded[i] = load_stream(x + (from * vectors + vector_to_load));
         rows_to_load &= rows_to_load - 1;
         if (rows_to_load != 0) continue;
         rows_to_load = rows;
-        line_to_load += line_step();
+        vector_to_load += LineLane::vectors(line_step());
       }
       // 2. Which rows does the owner want?
       if (!chosen) {
@@ -141,7 +139,7 @@ struct CombinePusher : RowPusher {
         if (choice != rows) {  // rare: begins again with the rows that are left
           rows = rows_to_load = rows_to_add = choice;
           pieces = steps * count_bits(rows);
-          line_to_load = line_to_add;
+          vector_to_load = LineLane().vector(line_to_add);
           if (rows != 0) continue;
         }
         if (rows == 0) break;
@@ -263,8 +261,8 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   const bool posts = kRdma && block_index() >= common.working_blocks;
   const bool pushes = group < groups && !posts;
   const bool announces = kAnnounced && sends_part && !posts;
-  // The tokens of this block. Unreduced two blocks share one if there are so many, and the last block has none.
-  const int by_two = kUnreduced && 2 * params.num_tokens <= common.working_blocks ? 1 : 0;
+  // The tokens of this block. Two blocks share one if there are so many, and unreduced the last block has none.
+  const int by_two = !kRdma && common.mask == nullptr && 2 * params.num_tokens <= common.working_blocks ? 1 : 0;
   const int first = kUnreduced && block_index() >= common.working_blocks ? params.num_tokens : block_index() >> by_two;
 
   // 1. Loads under way: the first row to push; the selection that this thread announces first, or those of the first
@@ -276,23 +274,21 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   const int k = kUnreduced ? lane_index() : thread_index() % params.num_topk;
   const bool loads = kUnreduced ? !sends_part && k < params.num_topk
                                 : announces && thread_index() < common.num_ranks * params.num_topk;
-  if (loads && first < params.num_tokens) loaded = Selection::load(params, first, k);
+  const int its_token = kUnreduced ? first : block_index();
+  if (loads && its_token < params.num_tokens) loaded = Selection::load(params, its_token, k);
 
   // 2. Which call is this? The last warp then does what no other waits for: it tells the peers which call this rank is
-  // done with, and moves the counters on. With two calls in flight the next one may be what waits for room: so receive
-  // parts without announcements are acknowledged and counted when all is done, as unreduced send parts are counted.
-  shared.prepare(params, last_warp);
+  // done with. With two calls in flight the next one may be what waits for room: so receive parts without announcements
+  // are acknowledged when all is done.
+  shared.prepare(params);
   block::sync();
   const LowLatencyEpochs epochs = shared.words->epochs;
   const std::uint32_t& meaning = shared.words->meaning;
   const Call sending(params, epochs.send, meaning), receiving(params, epochs.receive, meaning);
   LowLatencyCounters& counters = common.counters(LowLatencyKind::combine);
-  const bool counts_at_end = kUnreduced || (kWeighted && !sends_part);
-  if (last_warp) {
-    if (block_index() == 0 && (kAnnounced || sends_part)) {
-      sending.acknowledge_all(epochs.receive - 1, masks && sends_part);
-    }
-    if (lane_index() == 0 && !counts_at_end) counters.arrive(epochs, params.phase);
+  if (is_middle_thread()) counters.add_share(params.phase);
+  if (last_warp && block_index() == 0 && (kAnnounced || sends_part)) {
+    sending.acknowledge_all(epochs.receive - 1, masks && sends_part);
     warp::sync();
   }
   if constexpr (kRdma) {
@@ -323,14 +319,15 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
       adder.add_all(first, step);
     }
   }
-  if (!counts_at_end) return;
+  if (kAnnounced || (kWeighted && sends_part)) return;
 
-  // 5. The last block counts the call, and if it is not over tells the peers: that all rows are there (what others
-  // wrote in a send part is ordered before), or that they may send the call after the next (and what they read).
+  // 5. If the call is not over, the last block tells the peers: that all rows are there (what others wrote in a send
+  // part is ordered before), or that they may send the call after the next (and what they read).
   block::sync();
+  const auto blocks = static_cast<std::uint32_t>(grid_blocks());
   const bool last =
-      thread_index() == 0 && (kUnreduced && sends_part ? counters.arrive<Scope::system>(epochs, params.phase)
-                                                       : counters.arrive(epochs, params.phase));
+      thread_index() == 0 && (kUnreduced && sends_part ? last_to_arrive<Scope::system>(&counters.arrived, blocks)
+                                                       : last_to_arrive<Scope::gpu>(&counters.arrived, blocks));
   if (warp != 0 || !warp::any(last && !aborted(common.wait))) return;
   warp::sync();
   if (!sends_part) return receiving.acknowledge_all(epochs.receive);

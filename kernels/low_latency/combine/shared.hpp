@@ -45,18 +45,18 @@ DEEP_EP_DEVICE void add_weighted(float (&sum)[8], const Vec16& vector, float wei
 
 /// A selection at the time of combine.
 struct Selection {
-  std::int64_t index;  ///< of the caller's table, which nothing has to wait for yet; or of a cell
-  float weight;
+  TopkIndices::Words index = {};  ///< of the caller's table, which nothing has to wait for yet; or of a cell
+  float weight = 0.0f;
   bool known = true;  ///< see CombineCall::load_announced()
 
   /// Of this rank's token.
   DEEP_EP_DEVICE static Selection load(const LowLatencyCombineParams& params, int token, int k) {
     const std::int64_t at = std::int64_t{token} * params.num_topk + k;
-    return {params.topk_idx.load(at), load_stream(params.topk_weights + at)};
+    return {params.topk_idx.load_words(at), load_stream(params.topk_weights + at)};
   }
   /// An expert that does not exist is none.
   DEEP_EP_DEVICE int expert(const LowLatencyCombineParams& params) const {
-    return expert_of(index, params.num_experts());
+    return expert_of(params.topk_idx.index_of(index), params.num_experts());
   }
 };
 
@@ -87,7 +87,8 @@ struct CombineCall : RankCall<LowLatencyKind::combine, kRdma> {
     const std::uint32_t theirs = static_cast<std::uint32_t>(cell.epoch >> kEpochBits) << 16 | low >> 16;
     const bool came = (cell.epoch & ((std::uint64_t{1} << kEpochBits) - 1)) >= epoch;
     if (came && theirs != meaning) refuse_call(common, owner, 0, meaning, theirs);
-    return {low & 0xffffu, float_from_bits(static_cast<std::uint32_t>(cell.payload >> 32)), came && theirs == meaning};
+    return {
+        {low & 0xffffu, 0}, float_from_bits(static_cast<std::uint32_t>(cell.payload >> 32)), came && theirs == meaning};
   }
   /// By a whole warp: waits until a far owner has announced its selections, acquiring them.
   DEEP_EP_DEVICE bool await_announced(int far_owner) const {
@@ -103,7 +104,7 @@ struct CombineCall : RankCall<LowLatencyKind::combine, kRdma> {
   /// By one warp: tells all ranks what this one means by the call, in place of its first selection. There is room.
   DEEP_EP_DEVICE void announce_meaning() const {
     const Place<Cell> told = common.window.selections.at(epoch, common.rank);
-    warp::each(common.num_ranks, [&](int peer) { announce({-1, 0.0f}, told.in(common.heaps[peer])); });
+    warp::each(common.num_ranks, [&](int peer) { announce({}, told.in(common.heaps[peer])); });
   }
   /// By one warp: waits until all ranks have, acquiring what they sent before. All mean the same call, or it is over.
   DEEP_EP_DEVICE void await_meanings() const {
@@ -151,14 +152,13 @@ struct CombineShared {
     bytes = carver.bytes();
   }
 
-  /// By all threads of the block, which syncs after it. One warp `reads` which call this is. It does so before anything
-  /// is stored, so that the block waits once; and others look at what ranks have acknowledged meanwhile.
-  DEEP_EP_DEVICE void prepare(const LowLatencyCombineParams& params, bool reads) const {
+  /// By all threads of the block, which syncs after it. The last warp reads which call this is, another one what it
+  /// means, and the first ones look at what ranks have acknowledged: each waits for its own loads alone.
+  DEEP_EP_DEVICE void prepare(const LowLatencyCombineParams& params) const {
     const LowLatencyParams& common = params.common;
-    if (reads && lane_index() == 0) {
-      const auto dispatch = static_cast<std::uint32_t>(load_stream(params.table().epoch()));
-      words->read(common, LowLatencyKind::combine);
-      words->meaning = params.call_shape ^ dispatch;
+    if (thread_index() == block_threads() - 1) words->read(common, LowLatencyKind::combine);
+    if (is_middle_thread()) {
+      words->meaning = params.call_shape ^ static_cast<std::uint32_t>(load_stream(params.table().epoch()));
     }
     if (!sends(params.phase)) return;
     block::each(common.num_ranks, [&](int rank) {

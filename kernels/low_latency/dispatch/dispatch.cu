@@ -63,15 +63,20 @@ DEEP_EP_DEVICE void post_to(const DispatchSender<true>& sender, CallPoster<Dispa
   poster.tell_rest(poster.lane == 0);
 }
 
-/// By every block: what it must know before anything else. The block syncs after it.
+/// By every block: what it must know before anything else. The block syncs after it. All loads are under way at once:
+/// the last warp's, those of the first ones, and of each thread before it stores what the first has brought.
 DEEP_EP_DEVICE void prepare(const LowLatencyDispatchParams& params, const DispatchShared& shared) {
   const LowLatencyParams& common = params.common;
-  if (thread_index() == 0) shared.words->read(common, LowLatencyKind::dispatch);
+  if (thread_index() == 0) shared.words->failed = 0;
+  if (thread_index() == block_threads() - 1) shared.words->read(common, LowLatencyKind::dispatch);
   if (common.mask != nullptr) block::sync();
   block::each(common.num_ranks, [&](int rank) {
-    shared.heaps[rank] = common.heaps[rank];
+    std::byte* const heap = common.heaps[rank];
+    const DispatchCall<false> call{common, 0, 0};
+    const std::uint64_t acknowledged = sends(params.phase) ? call.load_acknowledged(rank) : 0;
+    shared.heaps[rank] = heap;
+    shared.acknowledged[rank] = acknowledged;
     shared.left_out[rank] = masked(common, rank) ? 1 : 0;
-    if (sends(params.phase)) shared.acknowledged[rank] = DispatchCall<false>{common, 0, 0}.load_acknowledged(rank);
   });
 }
 
@@ -84,7 +89,7 @@ DEEP_EP_DEVICE void post_dispatch(DispatchSender<true>& sender) {
   prepare(params, sender.shared);
   block::sync();
   const LowLatencyEpochs epochs = sender.shared.words->epochs;
-  if (thread_index() == 0) params.common.counters(LowLatencyKind::dispatch).arrive(epochs, params.phase);
+  if (is_middle_thread()) params.common.counters(LowLatencyKind::dispatch).add_share(params.phase);
   if (sending) sender.count(0, params.num_tokens, sender.call().uses_rails());
   block::sync();
   serve_lane(sender.call(), epochs.receive - 1, sending, sender.shared.posters,
@@ -110,40 +115,29 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
   if (sending && tells) sender.other = sender.load_selection(0, params.num_tokens);
   if (sending && !tells) sender.load(block_index() - 1, 0);
   if (sending) sender.clear_counts();
-  // This warp acknowledges the call before, by relaxed stores behind this fence, which orders them after all that
-  // earlier kernels have read. A release at the place of the stores would hold up the counts, by up to 1.1 us.
-  const bool acknowledges = tells && warp_index() == block_warps() - 1;
-  if (acknowledges) fence<Scope::system>();
   prepare(params, shared);
   block::sync();
   const DispatchShared::Words& words = *shared.words;
 
   // 2. Send. The counts come first, as others wait for them.
-  const auto arrive = [&] {
-    if (thread_index() == block_threads() - 1)
-      common.counters(LowLatencyKind::dispatch).arrive(words.epochs, params.phase);
-  };
+  if (is_middle_thread()) common.counters(LowLatencyKind::dispatch).add_share(params.phase);
   if (sending && tells) {
     sender.count(0, params.num_tokens);
     block::sync();
   }
-  if (acknowledges) {  // before anything waits for room: the peer may wait for ours
-    warp::each(common.num_ranks, [&](int peer) {
-      if (load_relaxed<Scope::block>(&shared.left_out[peer]) != 0 || sender.call().is_far(peer)) return;
-      const Place<std::uint64_t> word = sender.call().own_word(LowLatencyMailbox::kAcknowledged);
-      store_relaxed<Scope::system>(word.in(shared.heaps[peer]), words.epochs.receive - 1);
-    });
-  }
+  // The last warp acknowledges the call before: it seldom has counts to send, which its release would hold up. It does
+  // so before anything waits for room, as the peer may wait for ours.
+  if (tells && warp_index() == block_warps() - 1) sender.call().acknowledge_all(words.epochs.receive - 1);
   if (sending && tells) {
     sender.send_counts();
     block::sync();
   } else if (sending) {
     sender.send_tokens(common.working_blocks - 1);
   }
-  if (!receives(params.phase)) return arrive();
+  if (!receives(params.phase)) return;
 
   // 3. Receive.
-  DispatchReceiver<kRdma> receiver{params, shared, row, tells, tells};
+  DispatchReceiver<kRdma> receiver{params, shared, row, tells, tells, words.epochs.receive};
   const Divisor& parts = params.warps_per_row;
   int group = warp_index() / parts * common.working_blocks + block_index();
   int groups = block_warps() / parts * common.working_blocks;
@@ -157,7 +151,6 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
       block::sync();
     }
     receiver.learn_counts();
-    if (!again) arrive();
     if (words.failed == 0) receiver.receive_rows(group, groups, warp_index() % parts);
     Arrivals{params}.tell_failure();
   });

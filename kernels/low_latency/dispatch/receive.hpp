@@ -61,11 +61,11 @@ struct DispatchReceiver {
   LowLatencyRow row;
   bool writes;    ///< this block: counts and ranges, for the caller and combine
   bool measures;  ///< how long it waits for each source; and how many rows come, for the caller's statistics
+  std::uint64_t epoch;
 
   static constexpr int kBatch = 4;  ///< line parts that a lane holds: four warps hold an FP8 row of 7168 channels
 
-  DEEP_EP_DEVICE std::uint64_t epoch() const { return shared.words->epochs.receive; }
-  DEEP_EP_DEVICE DispatchCall<kRdma> call() const { return {params.common, epoch(), row.bytes()}; }
+  DEEP_EP_DEVICE DispatchCall<kRdma> call() const { return {params.common, epoch, row.bytes()}; }
   DEEP_EP_DEVICE std::uint32_t& entries(int source, int local) const {
     return shared.entries[source * params.num_local_experts + local];
   }
@@ -77,7 +77,7 @@ struct DispatchReceiver {
   DEEP_EP_DEVICE void learn(int source, int cell) const {
     const LowLatencyParams& common = params.common;
     if (left_out(source)) return;
-    const Cell* const counts = common.window.counts.at(epoch(), source, cell).in(common.local);
+    const Cell* const counts = common.window.counts.at(epoch, source, cell).in(common.local);
     std::uint64_t payload = 0;
     const bool costs = measures && cell == 0 && params.wait_cost != nullptr;
     const std::int64_t begin = clock_cycles();
@@ -86,13 +86,14 @@ struct DispatchReceiver {
       if (call().has_begun(source)) {
         const Cell now = load_cell(counts);
         payload = now.payload;
-        if (now.epoch >= epoch()) return true;
+        if (now.epoch >= epoch) return true;
       }
       missed = clock_cycles();
       return false;
     };
-    if (!wait_until(call(), {source, Wanted::low_latency_dispatch_counts, epoch()}, arrived)) {
+    if (!wait_until(call(), {source, Wanted::low_latency_dispatch_counts, epoch}, arrived)) {
       store_relaxed<Scope::block>(&shared.left_out[source], 1);
+      if (aborted(common.wait)) store_relaxed<Scope::block>(&shared.words->failed, 1);
       return;
     }
     if (costs) params.wait_cost[source] += missed - begin;
@@ -108,6 +109,7 @@ struct DispatchReceiver {
     if (head.call_shape != params.call_shape) {
       report_fault(common.wait, FaultKind::mismatch, Wanted::low_latency_dispatch_counts, source, 0, params.call_shape,
                    head.call_shape);
+      store_relaxed<Scope::block>(&shared.words->failed, 1);
     }
   }
 
@@ -147,14 +149,13 @@ struct DispatchReceiver {
     const Divisor& cells = params.count_cells;
     block::each(cells * num_ranks, [&](int i) { learn(i / cells, i % cells); });
     block::sync();
-    if (thread_index() == 0) shared.words->failed = aborted(params.common.wait) ? 1 : 0;
     block::each(params.num_local_experts, [&](int local) { add_up(local); });
     block::each(num_ranks, [&](int source) {
       std::uint32_t& rows = shared.rows[source];
       if (left_out(source)) rows = 0;
       if (writes) *params.table().rows(source) = static_cast<std::int32_t>(rows);
     });
-    if (writes && thread_index() == 0) *params.table().epoch() = static_cast<std::int32_t>(epoch());
+    if (writes && thread_index() == 0) *params.table().epoch() = static_cast<std::int32_t>(epoch);
     block::sync();
     if (writes) Arrivals{params}.tell_counts();
   }
@@ -192,7 +193,7 @@ struct DispatchReceiver {
       for (int i = group; i < all; i += groups) {
         const int slot = i / sources;
         const int from = source(i % sources);
-        if (static_cast<std::uint32_t>(slot) < rows[from]) receive_row(from, slot, part, relays);
+        if (static_cast<std::uint32_t>(slot) < rows[from]) receive_row(from, slot, part, relays, i + groups >= all);
       }
     }
   }
@@ -219,14 +220,14 @@ struct DispatchReceiver {
   /// itself tells for which rank it has waited.
   DEEP_EP_DEVICE Awaited row_of(int source) const {
     const bool relayed = call().uses_rails() && call().is_far(source) && !call().is_relay(source);
-    return {relayed ? call().relay(source) : source, Wanted::low_latency_dispatch_rows, epoch()};
+    return {relayed ? call().relay(source) : source, Wanted::low_latency_dispatch_rows, epoch};
   }
   /// Waits for those that are missing. False: they will not come.
   DEEP_EP_DEVICE bool await(int source, Lines& lines) const {
     const LineLane lane;
     return wait_until<WholeWarp>(call(), row_of(source), [&](const Poll& look) {
       return lines.poll(
-          look.thorough, [&](int) { return epoch(); }, [&](int i) { return lines.row + lane.byte_at(lines.line(i)); },
+          look.thorough, [&](int) { return epoch; }, [&](int i) { return lines.row + lane.byte_at(lines.line(i)); },
           [&](int i) { return lines.is_line(i); });
     });
   }
@@ -273,7 +274,7 @@ struct DispatchReceiver {
       line += kWarpLines;
       const bool there = wait_until<WholeWarp>(call(), row_of(source), [&](const Poll&) {
         part = load_line(lines.row + lane.byte_at(line), line < lines.lines);
-        return all_tagged(part, epoch(), line < lines.lines);
+        return all_tagged(part, epoch, line < lines.lines);
       });
       if (!there) return false;
     }
@@ -297,7 +298,7 @@ struct DispatchReceiver {
 
   /// Receives one warp's part of a row; or hands it on (`relays`) to each rank of this node that has an expert of it,
   /// this one included. A row that is handed on carries its tags already, and says which slot of each rank is its own.
-  DEEP_EP_DEVICE void receive_row(int source, int slot, int part, bool relays) const {
+  DEEP_EP_DEVICE void receive_row(int source, int slot, int part, bool relays, bool last) const {
     // 1. The lines.
     // By NVLink tags may always be trusted, and so by rails: the relay has waited.
     if (call().is_far(source) && (relays || !call().uses_rails()) &&
@@ -313,6 +314,8 @@ struct DispatchReceiver {
 #pragma unroll 1
     for (bool first_batch = true;; first_batch = false) {
       if (!await(source, lines)) return;
+      // Few rows: all warps of the block share this one, and some lines of it have come, so the others come, too.
+      if (!kRdma && last && params.warps_per_row == block_warps()) block::let_next_kernel_start();
 
       // 2. Where the row goes.
       if (first_batch && relays) {

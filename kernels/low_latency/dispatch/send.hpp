@@ -11,7 +11,7 @@ struct DispatchShared {
   struct Words : CallWords {
     std::int32_t destinations;  ///< of the current token
     std::int32_t staged;        ///< one of them is the staging memory, for far ranks
-    std::int32_t failed;        ///< a wait was called off: the call is over
+    std::int32_t failed;        ///< the call is over, as a thread that learned counts has found
   };
 
   Words* words;
@@ -109,10 +109,10 @@ struct DispatchSender {
   // Loaded early, see load().
   int token = 0;
   Vec16 vector{};
-  std::int64_t own = -1;      ///< of the deciding warp: the lane's selection of the token
-  float own_weight = 0.0f;    ///< and its weight, if weights travel
-  std::int64_t other = -1;    ///< of the first tokens to count
-  float global_scale = 1.0f;  ///< of nvfp4
+  TopkIndices::Words own = {};    ///< of the deciding warp: the lane's selection of the token
+  float own_weight = 0.0f;        ///< and its weight, if weights travel
+  TopkIndices::Words other = {};  ///< of the first tokens to count
+  float global_scale = 1.0f;      ///< of nvfp4
 
   DEEP_EP_DEVICE std::uint64_t epoch() const { return shared.words->epochs.send; }
   DEEP_EP_DEVICE DispatchCall<kRdma> call() const { return {params.common, epoch(), row.bytes()}; }
@@ -125,7 +125,7 @@ struct DispatchSender {
     global_scale = params.global_scale != nullptr ? load_stream(params.global_scale) : 1.0f;
     const std::int64_t at = std::int64_t{token} * params.num_topk + lane_index();
     const bool has_own = decides() && lane_index() < params.num_topk;
-    own = has_own ? params.topk_idx.load(at) : -1;
+    own = has_own ? params.topk_idx.load_words(at) : TopkIndices::Words{};
     if (row.weighted && has_own) own_weight = load_stream(params.combine_weights + at);
     other = load_selection(counted, token);
   }
@@ -134,18 +134,15 @@ struct DispatchSender {
   // expert. Every block counts for itself: reading a few hundred selections takes less time than exchanging results. A
   // warp counts whole tokens, each lane one selection. ----
 
-  /// Selection `k` of a token, as the caller gave it.
-  DEEP_EP_DEVICE std::int64_t selection(int of_token, int k) const {
-    return params.topk_idx.load(std::int64_t{of_token} * params.num_topk + k);
-  }
   DEEP_EP_DEVICE int tokens_of_warp() const { return kWarpSize / params.num_topk; }
   /// The lane's selection of the token that it counts if the block's first one is `begin`; -1 where that is not before
   /// `end`. Separate from count, so that the load can be under way early.
-  DEEP_EP_DEVICE std::int64_t load_selection(int begin, int end) const {
+  DEEP_EP_DEVICE TopkIndices::Words load_selection(int begin, int end) const {
     const int of_warp = lane_index() / params.num_topk;
     const int counted =
         of_warp < tokens_of_warp() ? begin + warp_index() * tokens_of_warp() + of_warp : params.num_tokens;
-    return counted < end ? selection(counted, lane_index() % params.num_topk) : -1;
+    if (counted >= end) return {};
+    return params.topk_idx.load_words(std::int64_t{counted} * params.num_topk + lane_index() % params.num_topk);
   }
 
   /// Is the lane's selection, which falls to `part` (a rank, a node; negative: none), the first of its token that does?
@@ -166,11 +163,11 @@ struct DispatchSender {
   /// load_selection(begin, end) has loaded the first. `nodes`: and the tokens that go to each node.
   DEEP_EP_DEVICE void count(int begin, int end, bool nodes = false) const {
     const int step = tokens_of_warp() * block_warps();
-    std::int64_t first = other;
+    TopkIndices::Words first = other;
 #pragma unroll 1
     for (; begin < end; begin += step) {
-      const std::int64_t next = begin + step < end ? load_selection(begin + step, end) : -1;
-      const int expert = expert_of(first, params.num_experts());
+      const auto next = begin + step < end ? load_selection(begin + step, end) : TopkIndices::Words{};
+      const int expert = expert_of(params.topk_idx.index_of(first), params.num_experts());
       const int rank = params.rank_of(expert);
       if (is_first(rank)) add_relaxed<Scope::block>(shared.rows + rank, 1);
       if (expert >= 0) add_relaxed<Scope::block>(shared.entries + expert, 1);
@@ -188,7 +185,7 @@ struct DispatchSender {
     const std::int64_t end = first + std::int64_t{count} * params.num_local_experts;
     bool goes = false;
     for (int k = 0; k < params.num_topk; ++k) {
-      const std::int64_t expert = selection(of_token, k);
+      const std::int64_t expert = params.topk_idx.load(std::int64_t{of_token} * params.num_topk + k);
       goes = goes || (expert >= first && expert < end);
     }
     return goes;
@@ -271,7 +268,7 @@ struct DispatchSender {
   /// The deciding warp finds where the token's row goes, and writes its header into the stage.
   DEEP_EP_DEVICE void decide() const {
     const int lane = lane_index();
-    const int expert = expert_of(own, params.num_experts());
+    const int expert = expert_of(params.topk_idx.index_of(own), params.num_experts());
     const int rank = params.rank_of(expert);
     const std::uint32_t below = (1u << lane) - 1;
 

@@ -12,6 +12,8 @@
 //
 // No rank overwrites rows that this one still reads: a rank sends when it has heard that this one has begun the call,
 // which this one does behind whatever it reads from its window, in stream order.
+#include <cstddef>
+
 #include "kernels/elastic/dispatch_number.hpp"
 #include "kernels/elastic/dispatch_send.hpp"
 #include "kernels/kernel_list.hpp"
@@ -22,28 +24,36 @@ namespace deep_ep::device {
 
 DEEP_EP_DEVICE bool is_last_block() { return block_index() == grid_blocks() - 1; }
 
-/// By the first block: copies this rank's selections to all ranks, and says that they are there.
+/// By the first block: tells all ranks this rank's selections.
 DEEP_EP_DEVICE void tell_selections(const ElasticDispatchParams& params, std::uint64_t epoch) {
-  constexpr int kTogether = 4;  // a vector's
+  constexpr int kTogether = ToldSelections::kOfCell;  // and a vector's
   const IntranodeParams& common = params.common;
-  const std::int64_t end = std::int64_t{params.num_tokens} * params.rows.num_topk;
+  const bool few = params.told.apart();
+  const std::int64_t selections = std::int64_t{params.num_tokens} * params.rows.num_topk;
+  const std::int64_t end = few ? params.numbers.few : selections;
   const int experts = params.num_local_experts * common.num_ranks;
 #pragma unroll 1
   for (std::int64_t at = thread_index() * kTogether; at < end; at += block_threads() * kTogether) {
     std::int64_t index[kTogether];
 #pragma unroll
-    for (int i = 0; i < kTogether; ++i) index[i] = at + i < end ? params.topk_idx.load_cached(at + i) : -1;
+    for (int i = 0; i < kTogether; ++i) index[i] = at + i < selections ? params.topk_idx.load_cached(at + i) : -1;
     Vec16 told;
+    std::uint64_t packed = 0;
 #pragma unroll
-    for (int i = 0; i < kTogether; ++i) told.word[i] = static_cast<std::uint32_t>(expert_of(index[i], experts));
+    for (int i = 0; i < kTogether; ++i) {
+      told.word[i] = static_cast<std::uint32_t>(expert_of(index[i], experts));
+      packed |= std::uint64_t{told.word[i] & 0xffff} << 16 * i;
+    }
 #pragma unroll 1
     for (int peer = 0; peer < common.num_ranks; ++peer) {
-      *reinterpret_cast<Vec16*>(params.told.of(common.heaps[peer], common.rank, epoch) + at) = told;
+      std::int32_t* const to = params.told.of(common.heaps[peer], common.rank, epoch) + at;
+      few ? store_cell(reinterpret_cast<Cell*>(to), packed, epoch) : void(*reinterpret_cast<Vec16*>(to) = told);
     }
-    for (int i = 0; params.numbers.selected != nullptr && i < kTogether && at + i < end; ++i) {
+    for (int i = 0; params.numbers.selected != nullptr && i < kTogether && at + i < selections; ++i) {
       store_topk_index(params.numbers.selected, params.topk_idx.is_64_bit, at + i, index[i]);
     }
   }
+  if (few) return;
   block::sync();
   block::each(common.num_ranks, [&](int peer) {
     store_release<Scope::system>(common.signal_to(peer, IntranodeSignal::selections), epoch);
@@ -65,6 +75,9 @@ DEEP_EP_DEVICE bool meet(const ElasticDispatchParams& params, std::uint64_t epoc
                              params.shape};
   const Meeting meeting{params.common, {params.wait}, Wanted::dispatch_addresses, MeetingKind::dispatch, epoch};
   if (block_index() == 0) meeting.announce(ours);
+  // A rank with a handle says nothing behind these.
+  const std::size_t heard = params.fresh ? sizeof ours : offsetof(DispatchArrival, shape);
+  const int cells = static_cast<int>(heard / sizeof(std::uint64_t));
 #pragma unroll 1
   for (int step = 0; step < 2; ++step) {  // one place in the code tells
     const bool tells = params.fresh && block_index() == 0 && step == (params.told.apart() ? 0 : 1);
@@ -74,7 +87,7 @@ DEEP_EP_DEVICE bool meet(const ElasticDispatchParams& params, std::uint64_t epoc
     int other = 0;
     block::each(step == 0 ? params.common.num_ranks : 0, [&](int peer) {
       DispatchArrival theirs;
-      good = good && meeting.hear(peer, theirs) && meeting.agrees(ours.agreed, theirs.agreed, peer);
+      good = good && meeting.hear(peer, theirs, cells) && meeting.agrees(ours.agreed, theirs.agreed, peer);
       if (!good) return;
       if (tokens != nullptr) tokens[peer] = theirs.num_tokens;
       if (found.at >= 0) return;
@@ -82,23 +95,37 @@ DEEP_EP_DEVICE bool meet(const ElasticDispatchParams& params, std::uint64_t epoc
       other = peer;
     });
     if (step == 1 || block::all(good && found.at < 0)) continue;
-    // When all have come: a rank that left before would be calls ahead of one that is late.
-    if (block::all(good) && found.at >= 0 && is_last_block()) meeting.report(found, other, Wanted::counts);
+    // When all have come: a rank that left before would be calls ahead of one that is late. No rank sends anything, so
+    // words of rows move on as if all had.
+    if (block::all(good) && is_last_block()) {
+      block::each(params.common.num_ranks, [&](int peer) {
+        std::uint64_t* const word = params.common.signal_to(peer, IntranodeSignal::dispatch_rows);
+        store_relaxed<Scope::system>(word, Progress::at(epoch));
+      });
+      if (found.at >= 0) meeting.report(found, other, Wanted::counts);
+    }
     return false;
   }
   bulk::fence_global();  // windows that are free may be overwritten by bulk stores
   return true;
 }
 
-/// By a block that sends, whose warps have their first rows at hand.
-DEEP_EP_DEVICE void send(const ElasticDispatchParams& params, std::uint64_t epoch, ElasticSender& sender) {
+/// What a block adds to a word that moves on by a step of Progress when all `parts` blocks have; one is the `first`.
+DEEP_EP_DEVICE std::uint64_t part_of_step(int parts, bool first) {
+  const std::uint32_t part = ~std::uint32_t{0} / static_cast<std::uint32_t>(parts);
+  return first ? Progress::at(1) - std::uint64_t{part} * static_cast<std::uint32_t>(parts - 1) : part;
+}
+
+/// By a block that sends, whose warps have their first rows at hand. Each adds its part to the words of this rank's
+/// rows, so none waits for another.
+DEEP_EP_DEVICE void send(const ElasticDispatchParams& params, ElasticSender& sender) {
   const IntranodeParams& common = params.common;
   sender.send();
-  if (!last_block_to_arrive(&common.state->ticket, params.sending_blocks)) return;
+  block::sync();  // all its stores are complete
   block::each(common.num_ranks, [&](int peer) {
-    store_release<Scope::system>(common.signal_to(peer, IntranodeSignal::dispatch_rows), Progress::at(epoch, 1));
+    add_release<Scope::system>(common.signal_to(peer, IntranodeSignal::dispatch_rows),
+                               part_of_step(params.sending_blocks, block_index() == params.first_sender));
   });
-  if (thread_index() == 0) store_relaxed<Scope::gpu>(&common.state->next_piece, std::uint32_t{0});
 }
 
 /// By the last block of the grid, at its end: if its own work is `good`, waits for the rows of every source. Then it
@@ -113,11 +140,13 @@ DEEP_EP_DEVICE void end_dispatch(const ElasticDispatchParams& params, const Call
 #pragma unroll 1
   for (int peer = lane_index(); waits && peer < common.num_ranks; peer += kWarpSize) {
     wait_signal(params.wait, common.signal_from(peer, IntranodeSignal::dispatch_rows),
-                {peer, Wanted::dispatch_rows, Progress::at(call.epoch, 1)});
+                {peer, Wanted::dispatch_rows, Progress::at(call.epoch)});
   }
   block::sync();
+  if (thread_index() != 0 || !call.begun) return;
+  store_relaxed<Scope::gpu>(&common.state->next_piece, std::uint32_t{0});  // this rank's own rows are there, too
   // Released, so that a block that begins late finds the fault, by which the call may have ended, behind the count.
-  if (thread_index() == 0 && call.begun) store_release<Scope::gpu>(&call.counter.calls, call.epoch);
+  store_release<Scope::gpu>(&call.counter.calls, call.epoch);
 }
 
 DEEP_EP_DEVICE void dispatch_elastic_body(const ElasticDispatchParams& params, std::byte* memory) {
@@ -130,10 +159,10 @@ DEEP_EP_DEVICE void dispatch_elastic_body(const ElasticDispatchParams& params, s
   const Call call{common.state->dispatch, epoch, block::all(may_begin)};
 
   const bool numbers = params.fresh && block_index() >= grid_blocks() - params.numbers.blocks;
-  const ToldTokens told{params, epoch, memory + params.numbers_at};
-  const bool good = call.begun && meet(params, epoch, numbers ? told.shared().source_ends : nullptr);
+  const ToldTokens told{params, epoch, {Carver(memory + params.numbers_at), params.numbers, ToldTokens::kOfAllRanks}};
+  const bool good = call.begun && meet(params, epoch, numbers ? told.shared.source_ends : nullptr);
   if (good && block_index() >= params.first_sender && block_index() < params.first_sender + params.sending_blocks) {
-    send(params, epoch, sender);
+    send(params, sender);
   }
   sender.pipe.drop();  // what is prepared and not sent
   if (good && numbers) told.number();

@@ -17,14 +17,14 @@ struct ToldTokens {
 
   const ElasticDispatchParams& params;
   std::uint64_t epoch;
-  std::byte* memory;  ///< shared, of a block that numbers
+  NumberingShared shared;  ///< of a block that numbers
 
-  DEEP_EP_DEVICE NumberingShared shared() const { return {Carver(memory), params.numbers, kOfAllRanks}; }
   DEEP_EP_DEVICE int num_ranks() const { return params.common.num_ranks; }
 
   DEEP_EP_DEVICE std::int32_t expert(const Selection& selection) const {
-    return load_weak(params.told.of(params.common.own_heap(), selection.source, epoch) +
-                     std::int64_t{selection.token} * params.rows.num_topk + selection.k);
+    const std::int64_t at = std::int64_t{selection.token} * params.rows.num_topk + selection.k;
+    if (params.told.apart()) return shared.few[selection.source * params.numbers.few + at];
+    return load_weak(params.told.of(params.common.own_heap(), selection.source, epoch) + at);
   }
   DEEP_EP_DEVICE std::int32_t token_at_source(const Selection& selection) const { return selection.token; }
   DEEP_EP_DEVICE void tell_host(const SelectionNumberer<ToldTokens>& numberer) const {
@@ -40,24 +40,64 @@ struct ToldTokens {
     if (lane_index() == 0) store_release<Scope::system>(&host.epoch, epoch);
   }
 
+  /// By all threads of a block: the few selections of all ranks come to shared memory. False after a fault that this
+  /// thread has met.
+  DEEP_EP_DEVICE bool fetch_few() const {
+    constexpr int kOfCell = ToldSelections::kOfCell, kTogether = 4;
+    const int cells = params.numbers.few / kOfCell, end = num_ranks() * cells;
+    bool good = true;
+#pragma unroll 1
+    for (int first = thread_index(); first < end; first += kTogether * block_threads()) {
+      Awaited awaited{0, Wanted::counts, epoch};  // the rank of a cell that is missing
+      const auto arrived = [&](Poll& poll) {
+        Cell cell[kTogether];
+        bool all = true;
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          const int at = first + i * block_threads();
+          if (at < end) cell[i] = load_cell(params.told.cell(params.common.own_heap(), at / cells, at % cells, epoch));
+        }
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          const int at = first + i * block_threads();
+          if (at >= end) break;
+#pragma unroll
+          for (int k = 0; k < kOfCell; ++k) {
+            shared.few[at * kOfCell + k] = static_cast<std::int16_t>(cell[i].payload >> 16 * k);
+          }
+          if (cell[i].epoch >= epoch) continue;
+          all = false;
+          awaited.peer = at / cells;
+          poll.seen = cell[i].epoch;
+        }
+        return all;
+      };
+      good = good && wait_until(ReportLate{params.wait}, awaited, arrived);
+    }
+    return good;
+  }
+
   /// By a whole block, when it is known how many tokens each source has.
   DEEP_EP_DEVICE void number() const {
-    const NumberingShared counters = shared();
-    const SelectionNumberer<ToldTokens> numberer{*this, params.numbers, counters, params.wait, epoch};
+    const SelectionNumberer<ToldTokens> numberer{*this, params.numbers, shared, params.wait, epoch};
     // Nothing of this needs selections, so they are awaited behind it.
     numberer.clear();
     if (warp_index() == 0) {  // where the tokens of each source end
-      std::int32_t* const ends = counters.source_ends;
+      std::int32_t* const ends = shared.source_ends;
       running_sums(
           num_ranks(), [=](int source) { return ends[source]; },
           [=](int source, std::int32_t end) { ends[source] = end; });
     }
     bool good = true;
-    block::each(num_ranks(), [&](int peer) {
-      good = wait_signal(params.wait, params.common.signal_from(peer, IntranodeSignal::selections),
-                         {peer, Wanted::counts, epoch}) &&
-             good;
-    });
+    if (params.told.apart()) {
+      good = fetch_few();
+    } else {
+      block::each(num_ranks(), [&](int peer) {
+        good = wait_signal(params.wait, params.common.signal_from(peer, IntranodeSignal::selections),
+                           {peer, Wanted::counts, epoch}) &&
+               good;
+      });
+    }
     if (block::all(good)) numberer.number();
   }
 };

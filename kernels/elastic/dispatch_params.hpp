@@ -10,9 +10,12 @@
 namespace deep_ep {
 
 /// In a fresh dispatch a source tells every rank its selections before its rows come. Many selections lie in the
-/// window, whose owner has read them before it announces its next call. Few lie in memory of their own, so the source
-/// tells them before ranks have met; it may be one call ahead there, never two.
+/// window, whose owner has read them before it announces its next call, and a signal follows them. Few are told in
+/// cells, as if each rank had the maximum of tokens, and nothing follows them. These lie in memory of their own, so the
+/// source tells them before ranks have met; it may be one call ahead there, never two.
 struct ToldSelections {
+  static constexpr int kOfCell = 4;  ///< selections, of 16 bits each: as far apart as those of 32 bits
+
   std::uint64_t selections_at;  ///< offset in the heap
   /// From a source's selections to the next one's, multiple of 4. Few are told before it is known that ranks agree, so
   /// it is then the same for all calls.
@@ -23,6 +26,10 @@ struct ToldSelections {
   /// [num_tokens, num_topk]: experts, -1 for none.
   DEEP_EP_DEVICE std::int32_t* of(std::byte* heap, int source, std::uint64_t epoch) const {
     return reinterpret_cast<std::int32_t*>(heap + selections_at + (epoch & 1) * turn_bytes) + source * stride;
+  }
+  /// Of those, cell `number`.
+  DEEP_EP_DEVICE Cell* cell(std::byte* heap, int source, int number, std::uint64_t epoch) const {
+    return reinterpret_cast<Cell*>(of(heap, source, epoch) + std::int64_t{number} * kOfCell);
   }
 };
 

@@ -71,15 +71,11 @@ class ControlWindow {
 
   std::size_t bytes() const { return bytes_; }
   int max_window_tokens() const { return max_window_tokens_; }
-  /// Room for what each source tells of so many selections in a dispatch of the second interface: twice, by the
-  /// epoch's parity. 0 bytes for more ranks than a node has.
-  static constexpr int kFewSelections = 2048;
+  /// Room for what all sources tell of so many selections in a dispatch of the second interface: twice, by the epoch's
+  /// parity.
+  static constexpr int kFewSelections = 16384;
   std::uint64_t few_selections() const { return few_selections_; }
-  std::size_t few_selections_bytes() const {
-    constexpr int kMostRanks = 128;
-    const int ranks = num_ranks_ <= kMostRanks ? num_ranks_ : 0;
-    return static_cast<std::size_t>(ranks) * kFewSelections * sizeof(std::int32_t);
-  }
+  static constexpr std::size_t few_selections_bytes() { return kFewSelections * sizeof(std::int32_t); }
   /// Of the local rings of a dispatch, and of a combine.
   const RingWords& fetched_rows() const { return fetched_rows_; }
   const RingWords& pushed_rows() const { return pushed_rows_; }

@@ -95,6 +95,7 @@ struct NumberingParams : RowTables {
   bool clear_tail;         ///< rows behind the last one say that they hold nothing
   int blocks;              ///< the last ones of the grid
   int warps;               ///< of each of these blocks, for which shared memory has room
+  int few;                 ///< selections of each source that each block keeps in shared memory; 0: they are many
 
   DEEP_EP_HOST_DEVICE int columns(bool of_all_ranks) const { return (of_all_ranks ? 2 * num_ranks : 0) + num_experts; }
 };
@@ -116,6 +117,7 @@ struct NumberingShared {
   std::int32_t* totals;       ///< [columns]
   std::int32_t* starts;       ///< [num_experts]: first row of each expert
   std::int32_t* source_ends;  ///< [num_ranks]
+  std::int16_t* few;          ///< [num_ranks, few]: experts, -1 for none
   std::size_t bytes;
 
   DEEP_EP_HOST_DEVICE NumberingShared(Carver carver, const NumberingParams& params, bool of_all_ranks) {
@@ -125,6 +127,7 @@ struct NumberingShared {
     totals = carver.take<std::int32_t>(columns);
     starts = carver.take<std::int32_t>(static_cast<std::size_t>(params.num_experts));
     source_ends = carver.take<std::int32_t>(static_cast<std::size_t>(params.num_ranks));
+    few = carver.take<std::int16_t>(static_cast<std::size_t>(params.num_ranks) * static_cast<std::size_t>(params.few));
     bytes = carver.bytes();
   }
 };

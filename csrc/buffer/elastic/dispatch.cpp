@@ -167,12 +167,15 @@ void plan_window(ElasticDispatchParams& params, int max_tokens, const Runtime& r
   const std::size_t at = runtime.layout().window_at(), window_bytes = runtime.layout().window_bytes;
   std::size_t used = at;
   if (params.fresh) {
-    const auto selections = static_cast<std::size_t>(max_tokens) * static_cast<std::size_t>(params.rows.num_topk);
+    constexpr int kOfCell = ToldSelections::kOfCell;
+    const std::int64_t selections = align_up(std::int64_t{max_tokens} * params.rows.num_topk, kOfCell);
+    const std::int64_t most = ControlWindow::kFewSelections / runtime.num_ranks() / kOfCell * kOfCell;
     const ControlWindow& control = params.common.control;
-    const bool few = selections <= ControlWindow::kFewSelections && control.few_selections_bytes() != 0;
+    const bool few = selections <= most && params.num_local_experts * runtime.num_ranks() <= INT16_MAX;
     params.told.selections_at = few ? control.few_selections() : used;
-    params.told.stride = few ? ControlWindow::kFewSelections : static_cast<std::int64_t>(align_up(selections, 4));
-    params.told.turn_bytes = few ? control.few_selections_bytes() : 0;
+    params.told.stride = few ? most : selections;
+    params.told.turn_bytes = few ? ControlWindow::few_selections_bytes() : 0;
+    params.numbers.few = few ? static_cast<int>(selections) : 0;
     if (!few) {
       used = align_to_line(params.told.selections_at +
                            ranks * static_cast<std::size_t>(params.told.stride) * sizeof(std::int32_t));

@@ -137,7 +137,7 @@ TEST_P(ElasticDispatchTest, BetweenNodesWithoutRoomInTheHeap) {
 TEST_P(ElasticDispatchTest, EveryScheduleGivesTheSame) {
   if (GetParam().target != Target::host) GTEST_SKIP() << "schedules are the CPU executor's";
   const auto kinds = dispatch_kinds({9, 0, 13}, 3);
-  const Case many = make_case({.tokens = {90, 110, 40}, .local_experts = 5, .topk = 31, .hidden = 16});
+  const Case many = make_case({.tokens = {140, 190, 40}, .local_experts = 5, .topk = 31, .hidden = 16});
   under_schedules({.usually = 10, .sanitized = 2}, [&](std::uint64_t seed) {
     ClusterOptions options = cluster(3);
     options.host = {.multiprocessors = 4, .warps_per_block = 3, .seed = seed};
@@ -153,7 +153,7 @@ TEST_P(ElasticDispatchTest, RanksThatDisagreeLearnOfIt) {
   DEEP_EP_NEEDS_RANKS(2);
   // Few selections are told before ranks have met, many into windows.
   const Case few = make_case({.tokens = {20, 5}, .local_experts = 4, .hidden = 80});
-  const Case many = make_case({.tokens = {700, 5}, .local_experts = 4, .hidden = 16});
+  const Case many = make_case({.tokens = {2100, 5}, .local_experts = 4, .hidden = 16});
   const std::string words[] = {"dispatch: maximum of tokens of a rank is", "dispatch: number of experts is",
                                "dispatch: topk_weights is", "of a dispatch 1 with a handle) is"};
   for (const Case* one : {&few, &many}) {

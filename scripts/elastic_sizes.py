@@ -18,6 +18,9 @@ class Group:
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
 
+    def rank(self) -> int:
+        return 0
+
     def size(self) -> int:
         return self._ranks
 
@@ -59,9 +62,9 @@ def main() -> None:
         nodes = ranks // of_node
         for tokens in options.tokens:
             hint = ElasticBuffer.get_buffer_size_hint(Group(ranks), tokens, options.hidden, options.num_topk)
-            # As ElasticBuffer's constructor asks for it, with room for signals.
+            # As ElasticBuffer's constructor asks for it; the buffer adds signals.
             memory = max(hint, 64 << 20)
-            allocated = _native.heap_bytes_for(ranks, memory // 2 + _PAGE if nodes == 1 else 2 * memory)
+            allocated = memory // 2 + _PAGE if nodes == 1 else 2 * memory
             theirs = upstream(nodes, of_node, tokens, options.hidden, options.num_topk)
             sizes = " | ".join(f"{size // _MIB:,}" for size in (hint, allocated, theirs))
             print(f"| {ranks} | {nodes} | {tokens} | {sizes} | {allocated / theirs:.1f} |")

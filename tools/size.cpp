@@ -90,9 +90,8 @@ json size_buffers(const SizeCommand& size) {
   if (size.nodes() > 1) add("internode", normal_mode(size.ranks), size.ranks);
   if (size.low_latency_tokens == 0) return buffers;
   // Its calls need nothing of the heap beside their own part.
-  BufferOptions smallest = none;
-  smallest.heap_bytes = Buffer::heap_bytes_for(size.ranks, 0);
-  add("low_latency", with_low_latency(smallest), size.ranks);
+  none.heap_bytes = 0;
+  add("low_latency", with_low_latency(none), size.ranks);
   add("all", with_low_latency(normal_mode(size.ranks)), size.ranks);
   return buffers;
 }

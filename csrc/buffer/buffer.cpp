@@ -71,7 +71,7 @@ Tensor Buffer::allocate_tensor(DType dtype, std::initializer_list<std::int64_t> 
     throw InvalidArgument(
         "allocate_tensor: the stream is being recorded into a CUDA graph, allowed: before that begins");
   }
-  const std::vector<Tensor> made = scope.heap_tensors({&wanted, 1});
+  const std::vector<Tensor> made = scope.tensors({&wanted, 1}, true);
   if (made.empty()) {
     fail<OutOfMemory>("{} does not fit the heap of {}: raise heap_bytes or drop received tensors earlier",
                       wanted.describe(), format_bytes(runtime.options().heap_bytes));

@@ -13,8 +13,6 @@
 namespace deep_ep {
 namespace {
 
-constexpr int kMostWindowTokens = 8192;
-
 const char* why_no_rails(const BufferOptions& options, const NodeMembership& nodes, bool one_node) {
   if (options.low_latency.rails == LowLatencyRails::never) return "as asked for";
   if (!options.low_latency.allow_nvlink) return "as NVLink is not allowed";
@@ -26,24 +24,31 @@ const char* why_no_rails(const BufferOptions& options, const NodeMembership& nod
 
 }  // namespace
 
-std::size_t HeapLayout::most_signal_bytes(int num_ranks) {
-  return ControlWindow(num_ranks, num_ranks, BufferOptions{}.max_local_experts, kMostWindowTokens).bytes();
+int lanes_for(int far, bool keeps_to_path) {
+  constexpr int kWantedFlows = 32;
+  int lanes = 1;
+  while (keeps_to_path && far != 0 && lanes < kMostLowLatencyLanes && far * lanes < kWantedFlows) lanes *= 2;
+  return lanes;
 }
 
-HeapLayout HeapLayout::make(const BufferOptions& options, int num_ranks, int width) {
-  HeapLayout layout;
-  const std::size_t window =
-      options.window_bytes != 0 ? options.window_bytes : defaults::window_bytes(options.heap_bytes);
-  constexpr std::size_t kSmallestRow = 128;
-  const std::size_t rows = window / (kSmallestRow * static_cast<std::size_t>(num_ranks));
-  layout.control = {num_ranks, width, options.max_local_experts,
-                    static_cast<int>(std::clamp<std::size_t>(rows, 2, kMostWindowTokens))};
-  if (options.heap_bytes < window || options.heap_bytes - window < layout.control.bytes()) {
-    fail<OutOfMemory>("heap_bytes is {}, but the signals of {} ranks take {} and the window {}: at least {} are needed",
-                      options.heap_bytes, num_ranks, format_bytes(layout.control.bytes()), format_bytes(window),
-                      layout.control.bytes() + window);
+BufferPlan BufferPlan::make(const BufferOptions& asked, const NodeMembership& nodes) {
+  const int num_ranks = static_cast<int>(nodes.node.size());
+  BufferPlan plan{.options = asked, .nodes = nodes};
+  BufferOptions& options = plan.options;
+  if (nodes.num_nodes > 1 && options.internode.heap_bytes != 0) {
+    options.heap_bytes = options.internode.heap_bytes;
+    options.window_bytes = options.internode.window_bytes;
   }
-  layout.window_bytes = window / kLine * kLine;
+  const int width = nodes.ranks_of_each_node();
+  plan.grid = {nodes.rank, num_ranks, width == 0 ? num_ranks : width};
+  HeapLayout& layout = plan.layout;
+  layout.window_bytes = options.window_bytes != 0 ? options.window_bytes : defaults::window_bytes(options.heap_bytes);
+  layout.window_bytes = layout.window_bytes / kLine * kLine;
+  layout.arena_bytes = options.heap_bytes - layout.window_bytes;
+  constexpr std::size_t kSmallestRow = 128, kMostWindowTokens = 8192;
+  const std::size_t tokens = layout.window_bytes / (kSmallestRow * static_cast<std::size_t>(num_ranks));
+  layout.control = {num_ranks, plan.grid.width, options.max_local_experts,
+                    static_cast<int>(std::clamp<std::size_t>(tokens, 2, kMostWindowTokens))};
   layout.low_latency =
       LowLatencyWindow::make(layout.control.bytes(), options.low_latency.bytes, num_ranks, options.max_local_experts);
   if (options.low_latency.bytes != 0 && (layout.low_latency.slots == 0 || layout.low_latency.source_bytes == 0)) {
@@ -52,53 +57,6 @@ HeapLayout HeapLayout::make(const BufferOptions& options, int num_ranks, int wid
         "Buffer::low_latency_bytes_hint",
         options.low_latency.bytes, num_ranks, options.max_local_experts);
   }
-  layout.asked_bytes = options.heap_bytes + layout.low_latency.bytes;
-  return layout;
-}
-
-int lanes_for(int far, bool keeps_to_path) {
-  constexpr int kWantedFlows = 32;
-  int lanes = 1;
-  while (keeps_to_path && far != 0 && lanes < kMostLowLatencyLanes && far * lanes < kWantedFlows) lanes *= 2;
-  return lanes;
-}
-
-rdma::ConnectionOptions low_latency_connections(const std::vector<int>& far, int lanes) {
-  rdma::ConnectionOptions options;
-  options.peers = far;
-  options.channels = low_latency_channels(lanes);
-  // Dispatch and combine of two halves of a batch run at the same time, as lanes do.
-  options.kinds = static_cast<int>(kLowLatencyKinds);
-  options.long_messages = false;
-  return options;
-}
-
-rdma::ConnectionOptions internode_connections(const NodeGrid& grid, int lanes) {
-  rdma::ConnectionOptions options;
-  options.channels = lanes + 1;  // rows of each lane, credit
-  // No fewer entries than a lane can have under way (the shape, and for each chunk a write and an addition). A poster
-  // would wait for its NIC otherwise, and with it all that its warp serves.
-  const int chunks = lanes == 1 ? Rings::kMostChunks : RailPairs::kMostUnderWay;
-  options.depth = std::bit_ceil(1 + 2 * static_cast<std::uint32_t>(chunks));
-  for (int number = 0; number < grid.others(); ++number) options.peers.push_back(grid.rail_in(grid.other(number)));
-  return options;
-}
-
-BufferOptions with_memory_for(int num_nodes, BufferOptions options) {
-  if (num_nodes == 1 || options.internode.heap_bytes == 0) return options;
-  options.heap_bytes = options.internode.heap_bytes;
-  options.window_bytes = options.internode.window_bytes;
-  return options;
-}
-
-BufferPlan BufferPlan::make(const BufferOptions& asked, const NodeMembership& nodes) {
-  const int num_ranks = static_cast<int>(nodes.node.size());
-  BufferPlan plan;
-  const BufferOptions& options = plan.options = with_memory_for(nodes.num_nodes, asked);
-  HeapLayout& layout = plan.layout;
-  const int width = nodes.ranks_of_each_node();
-  plan.grid = {nodes.rank, num_ranks, width == 0 ? num_ranks : width};
-  layout = HeapLayout::make(options, num_ranks, plan.grid.width);
   if (LowLatencyReach& reach = plan.reach; options.low_latency.bytes != 0) {
     reach.far = nodes.reached_by_rdma(options.low_latency.allow_nvlink);
     reach.rails_always = options.low_latency.rails == LowLatencyRails::always;
@@ -114,7 +72,7 @@ BufferPlan BufferPlan::make(const BufferOptions& asked, const NodeMembership& no
   return plan;
 }
 
-void BufferPlan::choose_lanes(const NodeMembership& nodes, const rdma::AgreedWire& wire) {
+void BufferPlan::choose_lanes(const rdma::AgreedWire& wire) {
   const int num_ranks = static_cast<int>(nodes.node.size());
   for (int rank = 0; rank < num_ranks && options.internode.lanes == 0; ++rank) {
     if (wire.keeps_to_path(rank)) options.internode.lanes = most_internode_lanes(options.internode);
@@ -130,12 +88,23 @@ void BufferPlan::choose_lanes(const NodeMembership& nodes, const rdma::AgreedWir
 }
 
 std::array<rdma::ConnectionOptions, 2> BufferPlan::connections() const {
-  std::array<rdma::ConnectionOptions, 2> sets = {
-      low_latency_connections(reach.far, std::max(1, options.low_latency.lanes)),
-      internode_connections(grid, std::max(1, options.internode.lanes))};
-  if (!reach.far.empty() && grid.others() != 0) {
-    sets[kLowLatency].rail_width = grid.width;  // where the fabric connects rails only
-  }
+  std::array<rdma::ConnectionOptions, 2> sets;
+  rdma::ConnectionOptions& low_latency = sets[kLowLatency];
+  low_latency.peers = reach.far;
+  low_latency.channels = low_latency_channels(std::max(1, options.low_latency.lanes));
+  // Dispatch and combine of two halves of a batch run at the same time, as lanes do.
+  low_latency.kinds = static_cast<int>(kLowLatencyKinds);
+  low_latency.long_messages = false;
+  if (!reach.far.empty() && grid.others() != 0) low_latency.rail_width = grid.width;  // if a fabric connects rails only
+
+  rdma::ConnectionOptions& normal = sets[kNormalMode];
+  const int lanes = std::max(1, options.internode.lanes);
+  for (int number = 0; number < grid.others(); ++number) normal.peers.push_back(grid.rail_in(grid.other(number)));
+  normal.channels = lanes + 1;  // rows of each lane, credit
+  // No fewer entries than a lane can have under way (the shape, and for each chunk a write and an addition). A poster
+  // would wait for its NIC otherwise, and with it all that its warp serves.
+  const int chunks = lanes == 1 ? Rings::kMostChunks : RailPairs::kMostUnderWay;
+  normal.depth = std::bit_ceil(1 + 2 * static_cast<std::uint32_t>(chunks));
   return sets;
 }
 

@@ -24,20 +24,13 @@ struct HeapLayout {
   LowLatencyWindow low_latency;  ///< bytes 0: none
   LowLatencyStaging staging;     ///< bytes 0: none
   RailWindow internode;          ///< bytes 0: none
-  std::size_t window_bytes = 0;
-  std::size_t asked_bytes = 0;  ///< heap_bytes of the options, and what low_latency.bytes takes
-
-  /// For nodes of `width` ranks, without staging. OutOfMemory and InvalidArgument where the options leave too little
-  /// room.
-  static HeapLayout make(const BufferOptions& options, int num_ranks, int width);
-  /// The most that signals of normal mode take, whatever the size of the window, with other options at default.
-  static std::size_t most_signal_bytes(int num_ranks);
+  std::size_t window_bytes = 0, arena_bytes = 0;
 
   std::size_t staging_at() const { return control.bytes() + low_latency.bytes; }
   std::size_t internode_at() const { return staging_at() + staging.bytes; }
   std::size_t window_at() const { return internode_at() + internode.bytes; }
   std::size_t arena_at() const { return window_at() + window_bytes; }
-  std::size_t bytes() const { return asked_bytes + staging.bytes + internode.bytes; }
+  std::size_t bytes() const { return arena_at() + arena_bytes; }
 };
 
 /// Which ranks low-latency calls of a rank reach by RDMA, and whether their rows may go by rails: see LowLatencyRails.
@@ -52,29 +45,25 @@ struct LowLatencyReach {
 /// network sends by one of several paths (`keeps_to_path`); with few flows some paths get several and others none. So
 /// on Ethernet: lanes until a rank has 32 flows, at most kMostLowLatencyLanes.
 int lanes_for(int far, bool keeps_to_path);
-/// Queue pairs of low-latency calls to the ranks `far` that they reach by RDMA, by `lanes` lanes.
-rdma::ConnectionOptions low_latency_connections(const std::vector<int>& far, int lanes);
-/// Queue pairs of normal mode to the rails in other nodes, by `lanes` lanes.
-rdma::ConnectionOptions internode_connections(const NodeGrid& grid, int lanes);
-
-/// See InternodeOptions::heap_bytes.
-BufferOptions with_memory_for(int num_nodes, BufferOptions options);
 
 struct BufferPlan {
-  BufferOptions options;  ///< with memory for these nodes
-  HeapLayout layout;
-  LowLatencyReach reach;  ///< of low-latency calls
-  NodeGrid grid;          ///< of normal mode; one node, too, where nodes are not alike
+  BufferOptions options = {};  ///< with memory for these nodes: see InternodeOptions::heap_bytes
+  NodeMembership nodes = {};
+  HeapLayout layout = {};
+  LowLatencyReach reach = {};  ///< of low-latency calls
+  NodeGrid grid = {};          ///< of normal mode; one node, too, where nodes are not alike
 
-  /// `options`: as all ranks agree on them. OutOfMemory and InvalidArgument where options leave too little room.
+  /// `options`: as all ranks agree on them. InvalidArgument where they leave too little room.
   static BufferPlan make(const BufferOptions& options, const NodeMembership& nodes);
   /// Sets the lanes that the options leave open.
-  void choose_lanes(const NodeMembership& nodes, const rdma::AgreedWire& wire);
+  void choose_lanes(const rdma::AgreedWire& wire);
 
   /// Places in connections().
   static constexpr std::size_t kLowLatency = 0;
   static constexpr std::size_t kNormalMode = 1;
-  std::array<rdma::ConnectionOptions, 2> connections() const;  ///< lanes that are still open: one
+  /// Queue pairs to the ranks that low-latency calls reach by RDMA, and of normal mode to the rails in other nodes.
+  /// Lanes that are still open: one.
+  std::array<rdma::ConnectionOptions, 2> connections() const;
   std::size_t queue_pairs() const;
 };
 

@@ -183,12 +183,11 @@ deep_ep_status deep_ep_dispatch(deep_ep_buffer* buffer, const deep_ep_dispatch_a
   return result_of(buffer, result, [&](deep_ep::Buffer& of, deep_ep_result& made) {
     const auto theirs = known(arguments, "arguments");
     const deep_ep::CallOptions call{.stream = stream};
-    deep_ep::DispatchArguments mine;
-    mine.x = view_of(&theirs.x, "x", of);
-    mine.x_scales = optional_view(&theirs.x_scales, "x_scales", of);
-    mine.topk_idx = view_of(&theirs.topk_idx, "topk_idx", of);
-    mine.topk_weights = optional_view(&theirs.topk_weights, "topk_weights", of);
-    mine.num_worst_tokens = theirs.num_worst_tokens;
+    deep_ep::DispatchArguments mine{.x = view_of(&theirs.x, "x", of),
+                                    .x_scales = optional_view(&theirs.x_scales, "x_scales", of),
+                                    .topk_idx = view_of(&theirs.topk_idx, "topk_idx", of),
+                                    .topk_weights = optional_view(&theirs.topk_weights, "topk_weights", of),
+                                    .num_worst_tokens = theirs.num_worst_tokens};
     const auto layout = of.get_dispatch_layout(*mine.topk_idx, theirs.num_experts, call);
     mine.use(layout);
     made.dispatched = of.dispatch(mine, call);
@@ -198,20 +197,16 @@ deep_ep_status deep_ep_dispatch(deep_ep_buffer* buffer, const deep_ep_dispatch_a
 deep_ep_status deep_ep_cached_dispatch(deep_ep_buffer* buffer, const deep_ep_result* dispatched,
                                        const deep_ep_tensor* x, void* stream, deep_ep_result** result) {
   return result_of(buffer, result, [&](deep_ep::Buffer& of, deep_ep_result& made) {
-    deep_ep::DispatchArguments mine;
-    mine.x = view_of(x, "x", of);
-    mine.handle = &handle_of(dispatched);
-    made.dispatched = of.dispatch(mine, {.stream = stream});
+    made.dispatched = of.dispatch({.x = view_of(x, "x", of), .handle = &handle_of(dispatched)}, {.stream = stream});
   });
 }
 
 deep_ep_status deep_ep_combine(deep_ep_buffer* buffer, const deep_ep_result* dispatched, const deep_ep_tensor* x,
                                const deep_ep_tensor* topk_weights, void* stream, deep_ep_result** result) {
   return result_of(buffer, result, [&](deep_ep::Buffer& of, deep_ep_result& made) {
-    deep_ep::CombineArguments mine;
-    mine.x = view_of(x, "x", of);
-    mine.handle = &handle_of(dispatched);
-    mine.topk_weights = optional_view(topk_weights, "topk_weights", of);
+    const deep_ep::CombineArguments mine{.x = view_of(x, "x", of),
+                                         .handle = &handle_of(dispatched),
+                                         .topk_weights = optional_view(topk_weights, "topk_weights", of)};
     made.combined = of.combine(mine, {.stream = stream});
   });
 }
@@ -220,12 +215,12 @@ deep_ep_status deep_ep_low_latency_dispatch(deep_ep_buffer* buffer, const deep_e
                                             void* stream, deep_ep_result** result) {
   return result_of(buffer, result, [&](deep_ep::Buffer& of, deep_ep_result& made) {
     const auto theirs = known(arguments, "arguments");
-    deep_ep::LowLatencyDispatchArguments mine;
-    mine.x = view_of(&theirs.x, "x", of);
-    mine.topk_idx = view_of(&theirs.topk_idx, "topk_idx", of);
-    mine.max_tokens = theirs.max_tokens;
-    mine.num_experts = theirs.num_experts;
-    if (theirs.use_fp8 == 0) mine.format = deep_ep::LowLatencyFormat::bf16;
+    using Format = deep_ep::LowLatencyFormat;
+    const deep_ep::LowLatencyDispatchArguments mine{.x = view_of(&theirs.x, "x", of),
+                                                    .topk_idx = view_of(&theirs.topk_idx, "topk_idx", of),
+                                                    .max_tokens = theirs.max_tokens,
+                                                    .num_experts = theirs.num_experts,
+                                                    .format = theirs.use_fp8 == 0 ? Format::bf16 : Format::fp8};
     made.low_latency = of.low_latency_dispatch(mine, {.stream = stream});
   });
 }
@@ -238,12 +233,11 @@ deep_ep_status deep_ep_low_latency_combine(deep_ep_buffer* buffer, const deep_ep
     auto& of = given(buffer, "buffer").buffer;
     const deep_ep::LowLatencyDispatchResult& before = given(dispatched, "dispatched").low_latency;
     if (!before.recv_x.defined()) throw InvalidArgument("dispatched is no result of deep_ep_low_latency_dispatch");
-    deep_ep::LowLatencyCombineArguments mine;
-    mine.x = view_of(x, "x", of);
-    mine.topk_idx = view_of(topk_idx, "topk_idx", of);
-    mine.topk_weights = view_of(topk_weights, "topk_weights", of);
-    mine.out = view_of(out, "out", of);
-    mine.handle = &before.handle;
+    const deep_ep::LowLatencyCombineArguments mine{.x = view_of(x, "x", of),
+                                                   .topk_idx = view_of(topk_idx, "topk_idx", of),
+                                                   .topk_weights = view_of(topk_weights, "topk_weights", of),
+                                                   .handle = &before.handle,
+                                                   .out = view_of(out, "out", of)};
     of.low_latency_combine(mine, {.stream = stream});
   });
 }

@@ -11,31 +11,6 @@
 #include "kernels/common/limits.hpp"
 
 namespace deep_ep {
-namespace {
-
-std::size_t aligned_bytes(const TensorView& view) { return align_up(view.bytes(), Arena::kAlignment); }
-
-std::size_t bytes_together(std::span<const TensorView> views) {
-  std::size_t bytes = 0;
-  for (const TensorView& view : views) bytes += aligned_bytes(view);
-  return std::max<std::size_t>(bytes, 1);
-}
-
-/// The tensors one after the other.
-std::vector<Tensor> lay_out(std::span<const TensorView> views, const std::shared_ptr<StreamStorage>& storage) {
-  std::vector<Tensor> tensors;
-  tensors.reserve(views.size());
-  std::byte* at = storage->data();
-  for (TensorView view : views) {
-    view.data = at;
-    at += aligned_bytes(view);
-    tensors.emplace_back(view, storage);
-  }
-  return tensors;
-}
-
-}  // namespace
-
 void CallContext::settle() const {
   if (const EventHandle latest = home->latest_for(comm_stream)) executor->wait_event(comm_stream, latest);
   executor->synchronize(comm_stream);
@@ -69,15 +44,23 @@ CallScope::CallScope(const CallContext& context, const CallOptions& call, bool a
   home.works_on(stream_);
 }
 
-std::vector<Tensor> CallScope::heap_tensors(std::span<const TensorView> wanted) const {
-  if (recording()) return {};  // the graph would have the memory for good, and the heap is for all calls
-  auto storage = allocate_in_arena(context_.arena, bytes_together(wanted), context_.home);
+std::vector<Tensor> CallScope::tensors(std::span<const TensorView> wanted, bool in_heap) const {
+  if (in_heap && recording()) return {};  // the graph would have the memory for good, and the heap is for all calls
+  const auto aligned = [](const TensorView& view) { return align_up(view.bytes(), Arena::kAlignment); };
+  std::size_t bytes = 0;
+  for (const TensorView& view : wanted) bytes += aligned(view);
+  const auto storage = in_heap ? allocate_in_arena(context_.arena, bytes, context_.home)
+                               : allocate_in_pool(context_.cache, bytes, graph_);
   if (!storage) return {};
-  return lay_out(wanted, std::move(storage));
-}
-
-std::vector<Tensor> CallScope::pool_tensors(std::span<const TensorView> wanted) const {
-  return lay_out(wanted, allocate_in_pool(context_.cache, bytes_together(wanted), graph_));
+  std::vector<Tensor> made;
+  made.reserve(wanted.size());
+  std::byte* at = storage->data();
+  for (TensorView view : wanted) {
+    view.data = at;
+    at += aligned(view);
+    made.emplace_back(view, storage);
+  }
+  return made;
 }
 
 namespace {
@@ -130,11 +113,10 @@ bool CallScope::make_results(const WantedTensors& wanted, bool in_heap, std::siz
     if (made.empty()) return false;
   }
   while (made.size() != all.size()) {
-    const std::span<const TensorView> piece = wanted.piece_from(made.size());
-    std::vector<Tensor> tensors = in_heap ? heap_tensors(piece) : pool_tensors(piece);
-    if (tensors.empty()) return false;
-    if (!inside_) hand_out(tensors.front());  // they share their memory
-    std::ranges::move(tensors, std::back_inserter(made));
+    std::vector<Tensor> piece = tensors(wanted.piece_from(made.size()), in_heap);
+    if (piece.empty()) return false;
+    if (!inside_) hand_out(piece.front());  // they share their memory
+    std::ranges::move(piece, std::back_inserter(made));
   }
   wanted.place(std::move(made));
   return true;

@@ -110,15 +110,12 @@ class CallScope {
   /// Is the call being recorded into a graph?
   bool recording() const { return graph_ != 0; }
 
-  /// Tensors of these types and shapes in the heap, in one piece of memory that lives as long as any of them. None if
-  /// they do not fit, or the call is being recorded.
-  std::vector<Tensor> heap_tensors(std::span<const TensorView> wanted) const;
-  /// The same from the cache. Throws OutOfMemory.
-  std::vector<Tensor> pool_tensors(std::span<const TensorView> wanted) const;
-  Tensor pool_tensor(const TensorView& wanted) const { return pool_tensors({&wanted, 1}).front(); }
-
-  /// The same of a handle, or for the call alone.
-  void make_tables(const WantedTensors& wanted) const { wanted.place(pool_tensors(wanted.views())); }
+  /// Tensors of these types and shapes, in one piece of memory that lives as long as any of them: from the cache, which
+  /// throws OutOfMemory, or in the heap; none if they do not fit there, or the call is being recorded.
+  std::vector<Tensor> tensors(std::span<const TensorView> wanted, bool in_heap = false) const;
+  Tensor pool_tensor(const TensorView& wanted) const { return tensors({&wanted, 1}).front(); }
+  /// Those of a handle, or for the call alone.
+  void make_tables(const WantedTensors& wanted) const { wanted.place(tensors(wanted.views())); }
   /// Makes tensors that the call returns, handed out: of the program's framework, which is asked once for all, or of
   /// the library. With `in_heap` all are in the heap, where peers write them; or none is made, and false returned. Else
   /// the last `of_handle` are of the call's handle, which is the library's in any case.

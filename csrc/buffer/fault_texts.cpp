@@ -13,37 +13,12 @@
 namespace deep_ep {
 namespace {
 
-/// Of Wanted, in its order: completes "without seeing ...".
-constexpr std::array kWanted = {
-    "nothing",
-    "its token counts (dispatch, notify kernel)",
-    "where it wants its rows (dispatch kernel)",
-    "its rows (dispatch kernel)",
-    "room in its window (dispatch kernel)",
-    "where its rows are (combine kernel)",
-    "a pushed row (combine kernel)",
-    "room in its window (combine kernel)",
-    "its confirmation that it has read our rows (combine kernel)",
-    "its arrival at the barrier (barrier kernel)",
-    "its arrival at the call (prefetch_weights or reduce_grads kernel)",
-    "its end of the call (prefetch_weights or reduce_grads kernel)",
-    "its confirmation of the dispatch before the last (low-latency dispatch)",
-    "its counts (low-latency dispatch)",
-    "a row (low-latency dispatch)",
-    "its confirmation of the combine before the last (low-latency combine)",
-    "the selections of a token (low-latency combine)",
-    "a row (low-latency combine)",
-    "a signal for rows of x (low-latency combine)",
-    "its arrival at the barrier (low_latency_clean)",
-    "its rows over the network (dispatch or combine between nodes)",
-    "room in its landing ring (dispatch or combine between nodes)",
-    "the NIC's report that our RDMA operations have reached it",
-};
-static_assert(kWanted.size() == static_cast<std::size_t>(Wanted::rdma_completion) + 1);
-
 const char* text_of(Wanted wanted) {
+#define DEEP_EP_TEXT(name, text) text,
+  constexpr std::array kTexts = {DEEP_EP_WANTED(DEEP_EP_TEXT)};
+#undef DEEP_EP_TEXT
   const auto index = static_cast<std::size_t>(wanted);
-  return index < kWanted.size() ? kWanted[index] : "an unknown event";
+  return index < kTexts.size() ? kTexts[index] : "an unknown event";
 }
 
 constexpr std::array<const char*, CallShape::kWords> kShapeFields = {

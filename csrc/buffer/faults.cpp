@@ -49,11 +49,7 @@ WaitContext Faults::wait_context() const {
   return WaitContext{records_.get(), abort_.get(), timeout + for_the_verdict, control_.get()};
 }
 
-void Faults::forget_verdicts() const {
-  Executor& executor = *calls_.executor;
-  executor.copy(control_.get(), &initial_, sizeof initial_, calls_.comm_stream);
-  executor.synchronize(calls_.comm_stream);
-}
+void Faults::forget_verdicts() const { copy_now(*calls_.executor, control_.get(), &initial_, sizeof initial_); }
 
 bool Faults::met() const { return written(records_.get()[0]) || given_up(); }
 

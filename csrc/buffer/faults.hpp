@@ -23,16 +23,11 @@ constexpr std::uint64_t timeout_ns(double timeout_s) {
   return static_cast<std::uint64_t>(std::min(timeout_s, 1e9) * 1e9);
 }
 
-/// Whether ranks no longer agree on how far they got.
+/// Whether ranks no longer agree on how far they got. Not if counts differ, which all ranks compare before any row
+/// moves, nor after a note.
 constexpr bool breaks(const FaultRecord& fault) {
-  switch (fault.kind) {
-    case FaultKind::mismatch:
-      return fault.wanted != Wanted::counts;  // compared before any row moves, and by all ranks
-    case FaultKind::overflow:
-      return fault.wanted == Wanted::low_latency_dispatch_rows;  // others are notes
-    default:
-      return fault.kind == FaultKind::timeout || fault.kind == FaultKind::rdma_failed;
-  }
+  const bool note = fault.kind == FaultKind::overflow && fault.wanted != Wanted::low_latency_dispatch_rows;
+  return !note && !(fault.kind == FaultKind::mismatch && fault.wanted == Wanted::counts);
 }
 
 /// A fault either concerns a single call, or breaks the buffer, and every later call throws.

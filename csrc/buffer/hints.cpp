@@ -24,23 +24,17 @@ std::size_t Buffer::heap_bytes_hint(int num_ranks, std::int64_t tokens, std::int
   check_range("scale_bytes", scale_bytes, INT32_MIN, INT32_MAX);
   if (scale_bytes < 0) scale_bytes = row_bytes / 32;
   // Worst case: every rank sends all its tokens to one. Each tensor's start is aligned. A row has indices and weights
-  // of its selections, and its index at the source.
-  const std::int64_t rows = tokens * num_ranks;
+  // of its selections, and its index at the source. The window, a quarter, has room for some rows of each rank.
+  constexpr std::int64_t kLeastTokens = 32;
+  const std::int64_t rows = std::max(tokens, kLeastTokens) * num_ranks;
   const std::int64_t bytes_of_row = row_bytes + scale_bytes + std::int64_t{num_topk} * (8 + 4) + 4;
   if (const std::int64_t most = static_cast<std::int64_t>(kMostOptionBytes / 2) / bytes_of_row; rows > most) {
     fail<InvalidArgument>("tokens is {}, allowed: at most {} for {} ranks and rows of {} bytes", tokens,
                           most / num_ranks, num_ranks, bytes_of_row);
   }
   const auto tensors = static_cast<std::size_t>(rows * bytes_of_row) + 8 * Arena::kAlignment;
-  constexpr std::size_t kSignals = std::size_t{16} << 20;  // at least
-  const std::size_t signals = HeapLayout::most_signal_bytes(num_ranks);
-  return (tensors + std::max(kSignals, signals)) / 3 * 4;  // the window takes a quarter
-}
-
-std::size_t Buffer::heap_bytes_for(int num_ranks, std::size_t bytes) {
-  check_range("num_ranks", num_ranks, 1, kMaxRanks);
-  if (bytes > kMostOptionBytes) fail<InvalidArgument>("bytes is {}, allowed: at most {}", bytes, kMostOptionBytes);
-  return bytes + HeapLayout::most_signal_bytes(num_ranks);
+  constexpr std::size_t kLeast = std::size_t{16} << 20;
+  return (tensors + kLeast) / 3 * 4;
 }
 
 namespace {

@@ -121,23 +121,15 @@ void copy_received(const DispatchParams& sent, const RowTargets& to, const Runti
   runtime.launch(choices::spread_rows, params, all, scope);
 }
 
-/// The roles of a block's `warps` warps between nodes. `fewest_local`: of local warps; 0 if this rank's rows lie in the
-/// heap.
-void plan_rail_warps(TransferParams& params, int blocks, int warps, int fewest_local) {
-  params.poster_warps = (params.common.grid.others() * params.common.lanes + 32 * blocks - 1) / (32 * blocks);
-  const int rest = std::max(2 + fewest_local, warps - params.poster_warps);
+/// The roles of a block's `warps` warps. `fewest_local`: of local warps; 0: none is needed.
+void plan_warps(TransferParams& params, int blocks, int warps, int fewest_local) {
+  const bool rails = params.common.peers != nullptr;
+  if (rails)
+    params.poster_warps = (params.common.grid.others() * params.common.lanes + 32 * blocks - 1) / (32 * blocks);
+  const int rest = std::max((rails ? 2 : 1) + fewest_local, warps - params.poster_warps);
   params.local_warps = fewest_local == 0 ? 0 : std::max(fewest_local, rest / 4);
-  params.first_warps = (rest - params.local_warps) / 2;
-  params.second_warps = rest - params.local_warps - params.first_warps;
-}
-
-/// The roles in one node. `fetches`: some warps take this rank's rows out of its local rings. Returns how many blocks
-/// there are.
-int plan_warps(DispatchParams& params, int sms, const Runtime& runtime, bool fetches) {
-  const int warps = std::max(runtime.policy().warps_per_block, fetches ? 2 : 1);
-  params.transfer.local_warps = fetches ? std::max(1, warps / 4) : 0;
-  params.transfer.first_warps = warps - params.transfer.local_warps;
-  return fetches ? sms : std::min(sms, std::max(1, (params.num_tokens + warps - 1) / warps));
+  params.second_warps = rails ? (rest - params.local_warps + 1) / 2 : 0;
+  params.first_warps = rest - params.local_warps - params.second_warps;
 }
 
 // About 32 pushing warps in all saturate NVLink; more get in each other's way (results/measurements/). Few blocks have
@@ -524,11 +516,9 @@ DispatchResult NormalMode::dispatch(const DispatchArguments& arguments, CallScop
   if (fetches) require_slots(transfer.local, width, *this);
   int blocks = runtime.sms(arguments.num_sms, defaults::kDispatchSms);
   const auto kernel = rails() ? choices::dispatch_and_notify_internode : choices::dispatch;
-  if (rails()) {
-    plan_rail_warps(transfer, blocks, runtime.warps(kernel.max_threads), fetches ? 1 : 0);
-  } else {
-    blocks = plan_warps(params, blocks, runtime, fetches);
-  }
+  const int warps = rails() ? runtime.warps(kernel.max_threads) : runtime.policy().warps_per_block;
+  plan_warps(transfer, blocks, warps, fetches ? 1 : 0);
+  if (!rails() && !fetches) blocks = std::clamp((params.num_tokens + warps - 1) / warps, 1, blocks);
   const std::size_t shared_bytes =
       plan_stages(transfer.pipe, transfer.moving_warps(), shape.row_bytes, runtime.policy().max_shared_bytes,
                   [&] { return DispatchShared(Carver::without_memory(), transfer, blocks).bytes; });
@@ -585,7 +575,7 @@ CombineResult Buffer::combine(const CombineArguments& arguments, const CallOptio
       if (pushes || in->in_heap(tensor)) return tensor.data;
       if (mode.rails()) {
         const TensorView wanted = unplaced(in->device(), tensor.dtype, {tensor.size(0), tensor.size(1)});
-        if (const auto made = scope.heap_tensors({&wanted, 1}); !made.empty()) {
+        if (const auto made = scope.tensors({&wanted, 1}, true); !made.empty()) {
           void* copy = copies.emplace_back(made.front()).data();
           in->executor()->copy(copy, tensor.data, tensor.bytes(), scope.stream());
           return static_cast<const void*>(copy);
@@ -603,7 +593,7 @@ CombineResult Buffer::combine(const CombineArguments& arguments, const CallOptio
   const int blocks = in->sms(arguments.num_sms, defaults::kCombineSms);
   const auto kernel = mode.rails() ? choices::combine_and_notify_internode : choices::combine;
   if (mode.rails()) {
-    plan_rail_warps(transfer, blocks, in->warps(kernel.max_threads), pushes ? 2 : 0);
+    plan_warps(transfer, blocks, in->warps(kernel.max_threads), pushes ? 2 : 0);
     params.parts_per_token = 1;
     params.pushing_blocks = INT32_MAX;
   } else {

@@ -84,18 +84,15 @@ void Runtime::make(const std::shared_ptr<Backend>& backend, const BufferOptions&
       {.timeout_s = timeout_s(), .masks = options().low_latency.masking, .by_tcp = !of_one_network(processes_)});
   if (membership_ != nullptr) end_waits_for_the_gone();
 
-  for (const int nodes : {1, 2}) {  // throws for wrong options before memory is made
-    HeapLayout::make(with_memory_for(nodes, agreed.options), num_ranks(), num_ranks());
-  }
   const auto bytes_for = [&](std::span<const int> domains) {
-    nodes_ = NodeMembership::of_domains(rank(), domains, agreed.options.ranks_per_node);
-    plan_ = BufferPlan::make(agreed.options, nodes_);
+    const int width = agreed.options.ranks_per_node;
+    plan_ = BufferPlan::make(agreed.options, NodeMembership::of_domains(rank(), domains, width));
     return layout().bytes();
   };
   heap_ = executor_->create_heap(*bootstrap_, {.bytes_for = bytes_for});
   if (uses_rdma()) {
     auto wire = rdma::AgreedWire::agree(*bootstrap_, *executor_, processes_);
-    plan_.choose_lanes(nodes_, wire);
+    plan_.choose_lanes(wire);
     connections_ = rdma::Connections::make(*bootstrap_, executor_, heap_, plan_.connections(), std::move(wire));
   }
   const std::shared_ptr<std::byte> for_tensors(heap_, heap_->local() + layout().arena_at());
@@ -134,15 +131,15 @@ void Runtime::end_waits_for_the_gone() const {
 }
 
 bool Runtime::in_heap(const ConstTensorView& tensor) const {
-  // Signals and window do not count: peers write there.
-  return tensor.device == device() && heap_->contains(tensor.data, std::max<std::size_t>(1, tensor.bytes())) &&
-         static_cast<const std::byte*>(tensor.data) >= window() + layout().window_bytes;
+  const auto* begin = tensor.as<std::byte>();  // signals and window do not count: peers write there
+  return tensor.device == device() && calls_->arena->contains(begin) &&
+         calls_->arena->contains(begin + std::max<std::size_t>(1, tensor.bytes()) - 1);
 }
 
 std::string Runtime::describe() const {
   std::vector<int> of_node;
   for (int rank = 0; rank < num_ranks(); ++rank) {
-    if (nodes_.same_node(rank)) of_node.push_back(rank);
+    if (nodes().same_node(rank)) of_node.push_back(rank);
   }
   const HeapLayout& layout = this->layout();
   std::string heap = fmt::format("heap of {}", format_bytes(heap_->bytes()));
@@ -152,7 +149,7 @@ std::string Runtime::describe() const {
   if (layout.staging.bytes != 0) heap += fmt::format(", for NICs to read {}", format_bytes(layout.staging.bytes));
   return fmt::format(
       "rank {} of {} on {}, node {} of {}: {}\n{}, window {}, received tensors {}\n{}\n{}\ntime-out: {}\n", rank(),
-      num_ranks(), to_string(device()), nodes_.node[static_cast<std::size_t>(rank())], nodes_.num_nodes,
+      num_ranks(), to_string(device()), nodes().node[static_cast<std::size_t>(rank())], nodes().num_nodes,
       format_ranks(of_node), heap, format_bytes(layout.window_bytes), format_bytes(heap_->bytes() - layout.arena_at()),
       normal_mode->describe(), low_latency ? low_latency->describe() : "low latency: no memory",
       timeout_s() == 0 ? "none" : fmt::format("{} s", timeout_s()));

@@ -63,7 +63,7 @@ class Runtime {
   const std::shared_ptr<SymmetricHeap>& heap() const { return heap_; }
   const HeapLayout& layout() const { return plan_.layout; }
   std::byte* window() const { return heap_->local() + layout().window_at(); }
-  const NodeMembership& nodes() const { return nodes_; }
+  const NodeMembership& nodes() const { return plan_.nodes; }
   const NodeGrid& node_grid() const { return plan_.grid; }
   const LowLatencyReach& low_latency_reach() const { return plan_.reach; }
   /// The same on all ranks.
@@ -136,7 +136,6 @@ class Runtime {
   StreamHandle comm_stream_ = nullptr;
   BufferPlan plan_;
   std::shared_ptr<SymmetricHeap> heap_;
-  NodeMembership nodes_;
   std::optional<CallContext> calls_;
   std::vector<std::unique_ptr<rdma::Connections>> connections_;  ///< none, or as BufferPlan::connections()
   std::optional<Faults> faults_;

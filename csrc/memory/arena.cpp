@@ -12,8 +12,9 @@
 namespace deep_ep {
 namespace {
 
+/// Empty tensors get a piece too: distinct addresses, and no special case.
 constexpr std::uint64_t round_up(std::uint64_t value) {
-  return (value + Arena::kAlignment - 1) / Arena::kAlignment * Arena::kAlignment;
+  return (std::max<std::uint64_t>(value, 1) + Arena::kAlignment - 1) / Arena::kAlignment * Arena::kAlignment;
 }
 
 }  // namespace
@@ -21,15 +22,14 @@ constexpr std::uint64_t round_up(std::uint64_t value) {
 Arena::Arena(std::shared_ptr<Executor> executor, std::shared_ptr<std::byte> part, std::size_t bytes)
     : executor_(std::move(executor)), part_(std::move(part)) {
   const auto at = reinterpret_cast<std::uintptr_t>(part_.get());
-  const std::uintptr_t begin = round_up(at);
-  const std::uintptr_t end = (at + bytes) / kAlignment * kAlignment;
-  if (begin < end) free_[part_.get() + (begin - at)].bytes = end - begin;
+  begin_ = part_.get() + (round_up(at) - at);
+  end_ = part_.get() + ((at + bytes) / kAlignment * kAlignment - at);
+  if (begin_ < end_) free_[begin_].bytes = static_cast<std::size_t>(end_ - begin_);
 }
 
 void* Arena::take(std::size_t bytes, StreamHandle stream, bool at_home) {
   if (bytes > std::numeric_limits<std::size_t>::max() - kAlignment) return nullptr;
-  // Empty tensors get a piece too: distinct addresses, and no special case.
-  const std::size_t wanted = round_up(std::max<std::size_t>(bytes, 1));
+  const std::size_t wanted = round_up(bytes);
   std::byte* memory = nullptr;
   std::vector<EventHandle> events;
   {
@@ -39,9 +39,8 @@ void* Arena::take(std::size_t bytes, StreamHandle stream, bool at_home) {
       if (it->second.bytes >= wanted && (best == free_.end() || it->second.bytes < best->second.bytes)) best = it;
     }
     if (best == free_.end()) return nullptr;
-    memory = const_cast<std::byte*>(best->first);
+    memory = best->first;
     events = best->second.events;
-    used_.emplace(memory, Piece{.bytes = wanted, .events = {}});
     auto rest = free_.extract(best);  // nothing below asks for memory, so no piece is lost
     rest.key() = memory + wanted;
     rest.mapped().bytes -= wanted;
@@ -51,27 +50,21 @@ void* Arena::take(std::size_t bytes, StreamHandle stream, bool at_home) {
   try {
     for (const EventHandle& event : events) executor_->wait_event(stream, event);
   } catch (...) {
-    release(memory, std::move(events));  // nothing has used it yet
+    release(memory, bytes, std::move(events));  // nothing has used it yet
     throw;
   }
   return memory;
 }
 
-void Arena::release(void* memory, std::optional<std::vector<EventHandle>> events) {
+void Arena::release(void* memory, std::size_t bytes, std::vector<EventHandle> events) {
   const std::lock_guard lock(mutex_);
-  auto node = used_.extract(static_cast<const std::byte*>(memory));
-  if (node.empty()) {
-    fail<Error>("the arena's piece at {} is not handed out (given back twice?)", memory);
-  }
-  if (!events) return;
-  node.mapped().events = *std::move(events);
-  auto piece = free_.insert(std::move(node)).position;
+  auto piece = free_.emplace(static_cast<std::byte*>(memory), Piece{round_up(bytes), std::move(events)}).first;
   /// Whether `upper` begins where `lower` ends, and has become a part of it.
   const auto merge = [&](Pieces::iterator lower, Pieces::iterator upper) {
-    auto& [bytes, of_both] = lower->second;
-    if (lower->first + bytes != upper->first) return false;
+    auto& [size, of_both] = lower->second;
+    if (lower->first + size != upper->first) return false;
     of_both.insert(of_both.end(), upper->second.events.begin(), upper->second.events.end());
-    bytes += upper->second.bytes;
+    size += upper->second.bytes;
     free_.erase(upper);
     return true;
   };
@@ -83,21 +76,11 @@ void Arena::release(void* memory, std::optional<std::vector<EventHandle>> events
   thin_out(piece->second.events);
 }
 
-void Arena::give_back(void* piece, StreamHandle stream) noexcept {
+void Arena::give_back(void* piece, std::size_t bytes, StreamHandle stream) noexcept {
   log::quietly([&] {
     // A graph that is being recorded would be the only one that could wait.
-    if (executor_->is_capturing(stream)) return release(piece, std::nullopt);
-    release(piece, std::vector{executor_->record_event(stream)});
+    if (!executor_->is_capturing(stream)) release(piece, bytes, {executor_->record_event(stream)});
   });
-}
-
-bool Arena::contains(const void* memory) const {
-  const auto* at = static_cast<const std::byte*>(memory);
-  const std::lock_guard lock(mutex_);
-  const auto behind = used_.upper_bound(at);
-  if (behind == used_.begin()) return false;
-  const auto& [begin, piece] = *std::prev(behind);
-  return at < begin + piece.bytes;
 }
 
 std::size_t Arena::largest_free() const {

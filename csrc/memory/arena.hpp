@@ -6,7 +6,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <vector>
 
 #include "deep_ep/executor.hpp"
@@ -21,7 +20,7 @@ namespace deep_ep {
 /// piece needs no events any more: all users come behind the buffer's calls.
 ///
 /// Replays of a CUDA graph write memory at any later time, so a home that records gets none, and pieces that a graph
-/// may touch are not handed out again as long as the arena lives.
+/// may touch do not come back as long as the arena lives.
 class Arena final : public HeapPieces {
  public:
   /// Starts and sizes of pieces are multiples of this. More than the 128 bytes that rows need, so that tensors start as
@@ -31,31 +30,30 @@ class Arena final : public HeapPieces {
   /// Of `bytes` bytes from `part` on, which keeps the heap, those between multiples of kAlignment.
   Arena(std::shared_ptr<Executor> executor, std::shared_ptr<std::byte> part, std::size_t bytes);
 
-  /// Takes a piece back; `events` are behind its last uses on other streams; nothing: a graph may use it again. Error
-  /// if it is not handed out.
-  void release(void* piece, std::optional<std::vector<EventHandle>> events);
+  /// Takes a piece of `bytes` back; `events` are behind its last uses on other streams.
+  void release(void* piece, std::size_t bytes, std::vector<EventHandle> events);
 
   /// See HeapPieces. `at_home`: `stream` is that of the call under way.
   void* take(std::size_t bytes, StreamHandle stream, bool at_home);
 
   void* take(std::size_t bytes, StreamHandle stream) override { return take(bytes, stream, false); }
-  void give_back(void* piece, StreamHandle stream) noexcept override;
-  bool contains(const void* memory) const override;
+  void give_back(void* piece, std::size_t bytes, StreamHandle stream) noexcept override;
+  bool contains(const void* memory) const override { return memory >= begin_ && memory < end_; }
   std::size_t largest_free() const override;
 
  private:
   struct Piece {
     std::size_t bytes = 0;
-    std::vector<EventHandle> events;  ///< of a free one
+    std::vector<EventHandle> events;
   };
-  using Pieces = std::map<const std::byte*, Piece>;
+  using Pieces = std::map<std::byte*, Piece>;
   void thin_out(std::vector<EventHandle>& events) const noexcept;
 
   std::shared_ptr<Executor> executor_;
   std::shared_ptr<std::byte> part_;
+  std::byte *begin_, *end_;
   mutable std::mutex mutex_;
   Pieces free_;  ///< neighbours are always merged
-  Pieces used_;
 };
 
 }  // namespace deep_ep

@@ -94,17 +94,18 @@ class CudaHeapMemory final : public HeapMemory {
     return own(handle);
   }
 
-  std::byte* reserve(std::size_t bytes) const override {
+  std::shared_ptr<std::byte> reserve(std::size_t bytes) const override {
     const RelaxedContext current(*context_);
     CUdeviceptr reserved = 0;
     check(driver().mem_address_reserve(&reserved, bytes, 0, 0, 0), "cuMemAddressReserve of {}", format_bytes(bytes));
-    return reinterpret_cast<std::byte*>(reserved);  // NOLINT(performance-no-int-to-ptr)
-  }
-  void release(std::byte* at, std::size_t bytes) const noexcept override {
-    log::quietly([&] {
-      const RelaxedContext current(*context_);
-      driver().mem_address_free(address(at), bytes);
-    });
+    return {reinterpret_cast<std::byte*>(reserved),  // NOLINT(performance-no-int-to-ptr)
+            [memory = *this, bytes](std::byte* begin) {
+              memory.detach(begin, bytes);
+              log::quietly([&] {
+                const RelaxedContext of_memory(*memory.context_);
+                driver().mem_address_free(address(begin), bytes);
+              });
+            }};
   }
 
   void attach(std::byte* at, std::size_t bytes, const PhysicalMemory& memory) const override {

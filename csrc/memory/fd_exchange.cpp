@@ -105,7 +105,9 @@ UniqueFd listen_for_fds(FdOffer& offer) {
 std::vector<UniqueFd> exchange_fds(Bootstrap& bootstrap, int fd, const UniqueFd& listener,
                                    std::span<const FdOffer> offers, const std::vector<bool>& partners) {
   const auto rank = static_cast<std::size_t>(bootstrap.rank());
-  const std::size_t at_once = std::max<std::size_t>(1, kMostUnderWay / (1 + std::ranges::count(partners, true)));
+  // Some ranks may have fewer partners than share the limit with them.
+  const auto most_partners = std::ranges::max(all_gather_values(bootstrap, std::ranges::count(partners, true)));
+  const auto at_once = std::max<std::size_t>(1, kMostUnderWay / static_cast<std::size_t>(1 + most_partners));
   std::vector<UniqueFd> received(partners.size());
   std::size_t next = 0;
   for (bool all_sent = false; !all_sent;) {

@@ -34,13 +34,11 @@ class HeapMemory {
   virtual SharedMemory share(const PhysicalMemory& memory, HeapKind kind) const = 0;
   virtual PhysicalMemory import(const SharedMemory& shared, HeapKind kind) const = 0;
 
-  /// Addresses, which stay the same while memory comes and goes.
-  virtual std::byte* reserve(std::size_t bytes) const = 0;
-  /// @param at of `reserve`, with no memory there.
-  virtual void release(std::byte* at, std::size_t bytes) const noexcept = 0;
+  /// Addresses, which stay the same while memory comes and goes; what is attached there goes with them.
+  virtual std::shared_ptr<std::byte> reserve(std::size_t bytes) const = 0;
   /// The device reads and writes `memory` at `at` from now on.
   virtual void attach(std::byte* at, std::size_t bytes, const PhysicalMemory& memory) const = 0;
-  /// Waits for the device's work, and takes away the memory there, all or what a failed `attach` has left.
+  /// Waits for the device's work, and takes away the memory there, all, none, or what a failed `attach` has left.
   virtual void detach(std::byte* at, std::size_t bytes) const noexcept = 0;
 };
 

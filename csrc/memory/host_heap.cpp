@@ -43,8 +43,9 @@ class HostHeapMemory final : public HeapMemory {
   }
   PhysicalMemory import(const SharedMemory& shared, HeapKind /*kind*/) const override { return shared.fd; }
 
-  std::byte* reserve(std::size_t bytes) const override { return map(nullptr, bytes, PROT_READ, kNoMemory, -1); }
-  void release(std::byte* at, std::size_t bytes) const noexcept override { ::munmap(at, bytes); }
+  std::shared_ptr<std::byte> reserve(std::size_t bytes) const override {
+    return {map(nullptr, bytes, PROT_READ, kNoMemory, -1), [=](std::byte* begin) { ::munmap(begin, bytes); }};
+  }
   void attach(std::byte* at, std::size_t bytes, const PhysicalMemory& memory) const override {
     map(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE,
         static_cast<const UniqueFd*>(memory.get())->get());

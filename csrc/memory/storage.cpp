@@ -39,11 +39,7 @@ std::optional<std::vector<EventHandle>> StreamStorage::end_of_use() const {
   if (in_other_graph_ || std::ranges::any_of(streams_, elsewhere)) return {};
   std::vector<EventHandle> events;
   for (const StreamHandle stream : streams_) {
-    if (to_home_ && stream == nullptr) {
-      events.push_back(kDefaultStream);
-    } else if (!to_home_ || stream != home_->handle()) {
-      events.push_back(executor.record_event(stream));
-    }
+    events.push_back(to_home_ && stream == nullptr ? kDefaultStream : executor.record_event(stream));
   }
   return events;
 }
@@ -52,9 +48,9 @@ std::shared_ptr<StreamStorage> allocate_in_arena(const std::shared_ptr<Arena>& a
                                                  const std::shared_ptr<HomeStream>& home) {
   void* const memory = arena->take(bytes, home->handle(), true);
   if (memory == nullptr) return nullptr;
-  // A caller may have named the home stream, for work that HomeStream does not know of: that needs an event, too.
-  return std::make_shared<StreamStorage>(memory, home, 0, false,
-                                         [arena, memory](auto events) { arena->release(memory, std::move(events)); });
+  return std::make_shared<StreamStorage>(memory, home, 0, false, [arena, memory, bytes](auto events) {
+    if (events) arena->release(memory, bytes, *std::move(events));
+  });
 }
 
 std::shared_ptr<StreamStorage> allocate_in_pool(const std::shared_ptr<MemoryCache>& cache, std::size_t bytes,

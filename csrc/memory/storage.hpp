@@ -7,7 +7,7 @@
 //
 // Requests to the executor are what makes a call slow on the host, so there are few: one storage serves several tensors
 // of a call, the call says once whether it is being recorded, and the end of a storage costs one query and one event
-// for each stream other than the home and the default one.
+// for each stream other than the default one.
 #pragma once
 
 #include <atomic>
@@ -86,8 +86,9 @@ class StreamStorage final : public Tensor::Storage {
   /// inside the recording, if it is allocated in one that goes on. Nothing: a graph may use the memory again.
   using Release = std::function<void(std::optional<std::vector<EventHandle>> events)>;
 
-  /// `graph`: the recording that it is allocated in; 0: none. `to_home`: the memory goes back to the home, without
-  /// events of the home's own stream, and with kDefaultStream for the default one.
+  /// `graph`: the recording that it is allocated in; 0: none. `to_home`: the memory goes back to the home, with
+  /// kDefaultStream for the default one. A caller may have named the communication stream, for work that HomeStream
+  /// does not know of.
   StreamStorage(void* memory, std::shared_ptr<HomeStream> home, std::uint64_t graph, bool to_home, Release release)
       : data_(static_cast<std::byte*>(memory)),
         home_(std::move(home)),

@@ -13,35 +13,6 @@
 
 namespace deep_ep {
 
-class AddressRange {
- public:
-  AddressRange(std::shared_ptr<const HeapMemory> memory, std::size_t bytes)
-      : memory_(std::move(memory)), bytes_(bytes), begin_(memory_->reserve(bytes)) {}
-  ~AddressRange() {
-    detach();
-    memory_->release(begin_, bytes_);
-  }
-  AddressRange(const AddressRange&) = delete;
-  AddressRange& operator=(const AddressRange&) = delete;
-
-  std::byte* begin() const { return begin_; }
-  /// In place of what is attached now.
-  void attach(const PhysicalMemory& physical) {
-    detach();
-    attached_ = true;
-    memory_->attach(begin_, bytes_, physical);
-  }
-  void detach() noexcept {
-    if (std::exchange(attached_, false)) memory_->detach(begin_, bytes_);
-  }
-
- private:
-  std::shared_ptr<const HeapMemory> memory_;
-  std::size_t bytes_;
-  std::byte* begin_;
-  bool attached_ = false;
-};
-
 namespace {
 
 /// Heaps of this process, by number. Threads that are ranks of the CPU use a peer's heap where its owner has it
@@ -49,12 +20,12 @@ namespace {
 /// theirs may still write there when the owner has left.
 class HeapsHere {
  public:
-  static void add(std::uint64_t number, const std::shared_ptr<AddressRange>& heap) {
+  static void add(std::uint64_t number, const std::shared_ptr<std::byte>& heap) {
     const std::lock_guard lock(mutex_);
     std::erase_if(heaps_, [](const auto& one) { return one.second.expired(); });
     heaps_[number] = heap;
   }
-  static std::shared_ptr<AddressRange> find(std::uint64_t number) {
+  static std::shared_ptr<std::byte> find(std::uint64_t number) {
     const std::lock_guard lock(mutex_);
     const auto found = heaps_.find(number);
     auto kept = found == heaps_.end() ? nullptr : found->second.lock();
@@ -64,7 +35,7 @@ class HeapsHere {
 
  private:
   inline static std::mutex mutex_;
-  inline static std::map<std::uint64_t, std::weak_ptr<AddressRange>> heaps_;
+  inline static std::map<std::uint64_t, std::weak_ptr<std::byte>> heaps_;
 };
 
 }  // namespace
@@ -93,8 +64,6 @@ SymmetricHeap::SymmetricHeap(std::shared_ptr<Executor> executor, std::shared_ptr
     executor_->fill(local(), 0, bytes(), stream.get());
     executor_->synchronize(stream.get());
   });
-  log::info("rank {}: heap of {} on {}, shared by {}", rank_, format_bytes(bytes()), to_string(executor_->device()),
-            name_of(kind()));
 }
 
 void SymmetricHeap::unmap_peers() noexcept {
@@ -120,7 +89,7 @@ void SymmetricHeap::keep(Bootstrap& bootstrap) {
 void SymmetricHeap::release_memory() noexcept {
   own_ = nullptr;
   for (std::size_t peer = 0; peer < num_ranks(); ++peer) {
-    if (ranges_[peer] != nullptr && !has_addresses_of(peer)) ranges_[peer]->detach();
+    if (ranges_[peer] != nullptr && !has_addresses_of(peer)) memory_->detach(ranges_[peer].get(), bytes());
   }
 }
 
@@ -149,7 +118,7 @@ void SymmetricHeap::admit(Bootstrap& bootstrap, const std::vector<bool>& is_new)
       }
       for (std::size_t peer = 0; peer < num_ranks(); ++peer) {
         if (!is_new[peer] || !has_addresses_of(peer)) continue;  // those of a thread of this process are its own
-        ranges_[peer] = std::make_shared<AddressRange>(memory_, bytes());
+        ranges_[peer] = memory_->reserve(bytes());
       }
     });
     ranks_ = next;
@@ -193,7 +162,7 @@ void SymmetricHeap::try_pieces_of_peers(Bootstrap& bootstrap) {
 void SymmetricHeap::reserve() {
   for (std::size_t peer = 0; peer < num_ranks(); ++peer) {
     if (!shares_with(peer) || has_addresses_of(peer)) continue;
-    ranges_[peer] = std::make_shared<AddressRange>(memory_, bytes());
+    ranges_[peer] = memory_->reserve(bytes());
   }
   if (ranks_[rank_].heap != 0) HeapsHere::add(ranks_[rank_].heap, ranges_[rank_]);
   device_peers_ = device_memory<std::byte*>(executor_, num_ranks() * sizeof(std::byte*));
@@ -203,7 +172,7 @@ void SymmetricHeap::reserve() {
 void SymmetricHeap::attach(Bootstrap& bootstrap) {
   agree(bootstrap, "allocating the heap", [&] {
     own_ = memory_->create(bytes(), kind());
-    ranges_[rank_]->attach(own_);
+    memory_->attach(ranges_[rank_].get(), bytes(), own_);
   });
   share(bootstrap, std::vector<bool>(num_ranks(), true));
 }
@@ -235,9 +204,12 @@ void SymmetricHeap::share(Bootstrap& bootstrap, const std::vector<bool>& is_new)
       imported[peer] = memory_->import({.fd = fd, .fabric = handles[peer]}, kind());
     }
     for (std::size_t peer = 0; peer < num_ranks(); ++peer) {
-      if (partners[peer]) ranges_[peer]->attach(imported[peer]);
+      if (partners[peer]) {
+        if (peers_[peer] != nullptr) memory_->detach(ranges_[peer].get(), bytes());
+        memory_->attach(ranges_[peer].get(), bytes(), imported[peer]);
+      }
       if (has_addresses_of(peer)) ranges_[peer] = HeapsHere::find(ranks_[peer].heap);
-      peers_[peer] = ranges_[peer] == nullptr ? nullptr : ranges_[peer]->begin();
+      peers_[peer] = ranges_[peer].get();
     }
     copy_now(*executor_, device_peers_.get(), peers_.data(), num_ranks() * sizeof(std::byte*));
   });

@@ -14,8 +14,6 @@
 
 namespace deep_ep {
 
-class AddressRange;
-
 /// Each rank fills its own with zeroes before it returns from the constructor; peers may write there after the next
 /// exchange of the ranks.
 class SymmetricHeap {
@@ -34,11 +32,6 @@ class SymmetricHeap {
   std::span<std::byte* const> peers() const { return peers_; }
   /// The same table in memory that kernels of this rank may read.
   std::byte* const* device_peers() const { return device_peers_.get(); }
-
-  bool contains(const void* pointer, std::size_t bytes_wanted = 1) const {
-    const auto* begin = static_cast<const std::byte*>(pointer);
-    return begin >= local() && begin + bytes_wanted <= local() + bytes();
-  }
 
   /// Unmaps what belongs to peers, so that their owners may free it after a barrier. Idempotent.
   void unmap_peers() noexcept;
@@ -73,7 +66,7 @@ class SymmetricHeap {
   UniqueFd listener_;
   HeapPlan plan_;
   PhysicalMemory own_;
-  std::vector<std::shared_ptr<AddressRange>> ranges_;  ///< of each rank; null where this one maps nothing
+  std::vector<std::shared_ptr<std::byte>> ranges_;  ///< of each rank; null where this one maps nothing
   std::vector<std::byte*> peers_;
   std::shared_ptr<std::byte*> device_peers_;
   std::unique_ptr<std::byte[]> kept_;  ///< what a suspended heap holds

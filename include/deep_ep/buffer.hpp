@@ -180,15 +180,13 @@ class Buffer {
 
   // ------------------------------------------------------------------------------------------------------ memory
 
-  /// Bytes for BufferOptions::heap_bytes with which one dispatch and its combine run without windows. All three hints
+  /// Bytes for BufferOptions::heap_bytes with which one dispatch and its combine run without windows. Both hints
   /// throw InvalidArgument for numbers that are too small, or so large that a sum would wrap. @param num_ranks R.
   /// @param tokens the most of any rank, each of which may go to every rank. @param row_bytes bytes of a row of x.
   /// @param num_topk K, 0 if no selections are sent. @param scale_bytes bytes of a row of x_scales; negative: a 4-byte
   /// scale for each 128 channels of 8-bit rows.
   static std::size_t heap_bytes_hint(int num_ranks, std::int64_t tokens, std::int64_t row_bytes, int num_topk,
                                      std::int64_t scale_bytes = -1);
-  /// Bytes for BufferOptions::heap_bytes with which local_memory() has at least `bytes`, with other options at default.
-  static std::size_t heap_bytes_for(int num_ranks, std::size_t bytes);
   /// Bytes for LowLatencyOptions::bytes, for calls of at most `max_tokens` tokens a rank and `hidden` channels, on
   /// `num_ranks` ranks with `num_experts` experts together. Grows with each argument. @throws InvalidArgument also
   /// where that is more than 8 GiB, with the number of tokens that fits: a rank has room for the rows of each source.

@@ -62,8 +62,8 @@ struct InternodeOptions {
 /// The options of a Buffer. All fields but timeout_s, comm_stream, num_qps_per_rank and result_tensors must be equal on
 /// all ranks.
 struct BufferOptions {
-  /// Symmetric memory of each rank, equal on all ranks. Received tensors are in it. Rows that do not fit come through a
-  /// bounded window: more slowly, with the same results. See Buffer::heap_bytes_hint.
+  /// Symmetric memory of each rank, equal on all ranks, for received tensors and the window. Rows that do not fit come
+  /// through the window: more slowly, with the same results. See Buffer::heap_bytes_hint. Signals take more.
   std::size_t heap_bytes = std::size_t{1} << 30;
   /// The part of the heap that is the window; equal on all ranks. 0: a quarter of the heap, at most 1 GiB.
   std::size_t window_bytes = 0;

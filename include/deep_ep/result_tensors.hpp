@@ -20,9 +20,9 @@ class HeapPieces {
   /// A piece of `bytes`, aligned to 512, for later work on `stream` that comes behind the buffer's calls so far;
   /// nullptr: the heap has no room.
   virtual void* take(std::size_t bytes, StreamHandle stream) = 0;
-  /// Frees `piece` of `take`. Work that `stream` holds now may still use it.
-  virtual void give_back(void* piece, StreamHandle stream) noexcept = 0;
-  /// Whether `memory` is in a part of the heap that is in use, a piece or other tensors.
+  /// Frees `piece` of `take`, of as many bytes. Work that `stream` holds now may still use it.
+  virtual void give_back(void* piece, std::size_t bytes, StreamHandle stream) noexcept = 0;
+  /// Whether `memory` is in this part of the heap.
   virtual bool contains(const void* memory) const = 0;
   /// The bytes of the largest free piece.
   virtual std::size_t largest_free() const = 0;

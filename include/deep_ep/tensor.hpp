@@ -10,6 +10,8 @@
 #include <initializer_list>
 #include <memory>
 #include <string>
+#include <type_traits>
+#include <utility>
 
 namespace deep_ep {
 
@@ -66,44 +68,30 @@ struct TensorSpec {
 };
 
 /// A strided view of memory that the view does not own.
-struct TensorView : TensorSpec {
-  void* data = nullptr;  ///< the first element
+template <class Memory>
+struct BasicTensorView : TensorSpec {
+  Memory* data = nullptr;  ///< the first element
 
   /// A contiguous (row-major) view.
-  static TensorView contiguous(void* data, DType dtype, std::initializer_list<std::int64_t> shape, Device device = {}) {
-    return {TensorSpec::contiguous(dtype, shape, device), data};
-  }
-
-  /// `data` as elements of type T. The dtype is not checked.
-  template <class T>
-  T* as() const {
-    return static_cast<T*>(data);
-  }
-};
-
-/// The same for memory that is only read. A TensorView converts to it.
-struct ConstTensorView : TensorSpec {
-  const void* data = nullptr;  ///< the first element
-
-  /// No memory: data is nullptr.
-  ConstTensorView() = default;
-  /// @param spec of the memory. @param first the first element.
-  ConstTensorView(const TensorSpec& spec, const void* first) : TensorSpec(spec), data(first) {}
-  /// The memory of `view`.
-  ConstTensorView(const TensorView& view) : TensorSpec(view), data(view.data) {}  // NOLINT(google-explicit-constructor)
-
-  /// A contiguous (row-major) view.
-  static ConstTensorView contiguous(const void* data, DType dtype, std::initializer_list<std::int64_t> shape,
+  static BasicTensorView contiguous(Memory* data, DType dtype, std::initializer_list<std::int64_t> shape,
                                     Device device = {}) {
     return {TensorSpec::contiguous(dtype, shape, device), data};
   }
 
   /// `data` as elements of type T. The dtype is not checked.
   template <class T>
-  const T* as() const {
-    return static_cast<const T*>(data);
+  auto* as() const {
+    return static_cast<std::conditional_t<std::is_const_v<Memory>, const T, T>*>(data);
   }
+  /// The same memory, only read.
+  template <class Other>
+  requires std::is_same_v<Other, const Memory>
+  operator BasicTensorView<Other>() const { return {*this, data}; }
 };
+/// Memory that is read and written.
+using TensorView = BasicTensorView<void>;
+/// Memory that is only read. A TensorView converts to it.
+using ConstTensorView = BasicTensorView<const void>;
 
 /// A tensor whose memory the library provided. Copies share the memory; the last one frees it in the order of the
 /// streams that used it (see `record_stream`). It may outlive its Buffer.

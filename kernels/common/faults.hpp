@@ -8,31 +8,35 @@
 
 namespace deep_ep {
 
-/// What a wait was for. The texts are in csrc/buffer/fault_texts.cpp.
+/// What a wait was for, and the words for it: a rank waits for the peer "without seeing ...".
+#define DEEP_EP_WANTED(X)                                                                                   \
+  X(nothing, "nothing")                                                                                     \
+  X(counts, "its token counts (dispatch, notify kernel)")                                                   \
+  X(dispatch_addresses, "where it wants its rows (dispatch kernel)")                                        \
+  X(dispatch_rows, "its rows (dispatch kernel)")                                                            \
+  X(dispatch_credit, "room in its window (dispatch kernel)")                                                \
+  X(combine_addresses, "where its rows are (combine kernel)")                                               \
+  X(combine_rows, "a pushed row (combine kernel)")                                                          \
+  X(combine_credit, "room in its window (combine kernel)")                                                  \
+  X(combine_done, "its confirmation that it has read our rows (combine kernel)")                            \
+  X(barrier, "its arrival at the barrier (barrier kernel)")                                                 \
+  X(load_balance_call, "its arrival at the call (prefetch_weights or reduce_grads kernel)")                 \
+  X(load_balance_done, "its end of the call (prefetch_weights or reduce_grads kernel)")                     \
+  X(low_latency_dispatch_credit, "its confirmation of the dispatch before the last (low-latency dispatch)") \
+  X(low_latency_dispatch_counts, "its counts (low-latency dispatch)")                                       \
+  X(low_latency_dispatch_rows, "a row (low-latency dispatch)")                                              \
+  X(low_latency_combine_credit, "its confirmation of the combine before the last (low-latency combine)")    \
+  X(low_latency_combine_selection, "the selections of a token (low-latency combine)")                       \
+  X(low_latency_combine_rows, "a row (low-latency combine)")                                                \
+  X(low_latency_combine_signal, "a signal for rows of x (low-latency combine)")                             \
+  X(low_latency_barrier, "its arrival at the barrier (low_latency_clean)")                                  \
+  X(internode_rows, "its rows over the network (dispatch or combine between nodes)")                        \
+  X(internode_credit, "room in its landing ring (dispatch or combine between nodes)")                       \
+  X(rdma_completion, "the NIC's report that our RDMA operations have reached it")
 enum class Wanted : std::uint32_t {
-  nothing,
-  counts,                         ///< the peer's token counts (notify)
-  dispatch_addresses,             ///< where the peer wants its rows
-  dispatch_rows,                  ///< the peer's rows
-  dispatch_credit,                ///< room in our ring in the peer's window
-  combine_addresses,              ///< where the peer's rows are, or that it pushes them
-  combine_rows,                   ///< a pushed row
-  combine_credit,                 ///< room in our ring in the peer's window
-  combine_done,                   ///< the peer's word that it has read our rows
-  barrier,                        ///< its arrival at the barrier
-  load_balance_call,              ///< its arrival at a load-balance call
-  load_balance_done,              ///< its word that it has done its part of that call
-  low_latency_dispatch_credit,    ///< its word that it has received the dispatch before the last
-  low_latency_dispatch_counts,    ///< its counts
-  low_latency_dispatch_rows,      ///< a row
-  low_latency_combine_credit,     ///< its word that it has received the combine before the last
-  low_latency_combine_selection,  ///< a token's selections at that call
-  low_latency_combine_rows,       ///< a row
-  low_latency_combine_signal,     ///< the program's word that rows of x are there
-  low_latency_barrier,            ///< its arrival at the barrier
-  internode_rows,                 ///< rows from the rail in another node (normal mode)
-  internode_credit,               ///< room in its landing ring
-  rdma_completion,                ///< the NIC's word that our operations have reached the peer
+#define DEEP_EP_NAME(name, text) name,
+  DEEP_EP_WANTED(DEEP_EP_NAME)
+#undef DEEP_EP_NAME
 };
 
 enum class FaultKind : std::uint32_t { none, timeout, mismatch, overflow, rdma_failed };

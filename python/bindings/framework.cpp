@@ -536,7 +536,7 @@ extern "C" __attribute__((visibility("default"))) void* deep_ep_allocate_segment
   }
 }
 
-extern "C" __attribute__((visibility("default"))) void deep_ep_free_segment(void* segment, ssize_t /*bytes*/,
+extern "C" __attribute__((visibility("default"))) void deep_ep_free_segment(void* segment, ssize_t bytes,
                                                                             int /*device*/, void* stream) {
   using namespace deep_ep::bindings;
   std::shared_ptr<deep_ep::HeapPieces> heap;
@@ -548,5 +548,5 @@ extern "C" __attribute__((visibility("default"))) void deep_ep_free_segment(void
     heap = std::move(found->second);
     out.heap_of.erase(found);
   }
-  heap->give_back(segment, stream);
+  heap->give_back(segment, static_cast<std::size_t>(bytes), stream);
 }

@@ -91,7 +91,6 @@ PYBIND11_MODULE(_native, module) {
   module.def("gpu_address", &deep_ep::cuda_device_pci_address);
   module.attr("max_topk") = deep_ep::Buffer::kMaxTopk;
   module.def("heap_bytes_hint", &deep_ep::Buffer::heap_bytes_hint);
-  module.def("heap_bytes_for", &deep_ep::Buffer::heap_bytes_for);
   module.def("low_latency_bytes_hint", &deep_ep::Buffer::low_latency_bytes_hint);
   module.def("default_timeout_s", &deep_ep::default_timeout_s);
   define_events(module);

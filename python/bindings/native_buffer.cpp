@@ -164,10 +164,6 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
     set("timeout_s", options.timeout_s);
     set("num_qps_per_rank", options.internode.num_qps_per_rank);
     if (ordinal >= 0) device_ = {Device::Kind::cuda, ordinal};
-    constexpr std::size_t kPage = std::size_t{2} << 20;
-    for (std::size_t* bytes : {&options.heap_bytes, &options.internode.heap_bytes}) {
-      *bytes = (Buffer::heap_bytes_for(bootstrap->size(), *bytes) + kPage - 1) / kPage * kPage;
-    }
     const py::gil_scoped_release released;
     executor_ = on_cpu() ? make_host_executor() : gpu_executor(ordinal);
     buffer_ = std::make_shared<Buffer>(bootstrap, executor_, options);

@@ -112,7 +112,7 @@ TEST_F(CallScopeTest, RecordedCallsGetNoMemoryOfTheHeap) {
   for (const bool recorded : {true, false}) {
     state(caller_).capturing = state(comm_).capturing = recorded;
     CallScope scope(context_, {.stream = caller_});
-    EXPECT_EQ(scope.heap_tensors({&wanted_, 1}).empty(), recorded);
+    EXPECT_EQ(scope.tensors({&wanted_, 1}, true).empty(), recorded);
     scope.finish();
   }
 }
@@ -168,6 +168,20 @@ TEST_F(CallScopeTest, MemoryOfACallInPlaceIsGivenBackBehindWhatTheCallerDidWithI
   CallScope scope(context_, {.stream = caller_, .async_finish = true});
   const Tensor next = scope.pool_tensor(wanted_);
   EXPECT_EQ(waits(comm_, side_), 2) << "for the end of the call, and for what the caller did with the memory";
+}
+
+TEST_F(CallScopeTest, MemoryIsGivenBackBehindWhatTheCallerDidOnTheCommunicationStream) {
+  std::optional<Tensor> tensor;
+  {
+    CallScope scope(context_, {.stream = comm_});
+    tensor = scope.pool_tensor(wanted_);
+    scope.hand_out(*tensor);
+    scope.finish();
+  }
+  tensor.reset();  // when the caller has used it there
+  CallScope scope(context_, {.stream = caller_});
+  const Tensor next = scope.pool_tensor(wanted_);
+  EXPECT_EQ(waits(caller_, comm_), 2) << "for the end of the call, and for what the caller did with the memory";
 }
 
 }  // namespace

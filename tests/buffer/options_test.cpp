@@ -30,14 +30,14 @@ TEST_P(OptionsTest, StreamOfTheProgram) {
   });
 }
 
-TEST_P(OptionsTest, LocalMemoryIsTheHeapLessItsSignals) {
+TEST_P(OptionsTest, LocalMemoryHasAllHeapBytes) {
   DEEP_EP_NEEDS_RANKS(2);
   run_cluster(cluster(2), [](Rank& rank) {
     constexpr std::size_t kHeap = std::size_t{16} << 20;
     Buffer& buffer = rank.buffer({.heap_bytes = kHeap});
     const TensorView memory = buffer.local_memory();
     require(memory.dtype == DType::uint8 && memory.dims == 1, "one dimension of bytes");
-    require(memory.bytes() < kHeap && memory.bytes() > kHeap - (std::size_t{4} << 20), "nearly all of the heap");
+    require(memory.bytes() >= kHeap && memory.bytes() < kHeap + (std::size_t{4} << 20), "what was asked for, in pages");
     require(!buffer.in_heap(memory), "combine must not pull from where peers push to");
     const Tensor tensor = buffer.allocate_tensor(DType::uint8, {1000}, rank.call().stream);
     require(tensor.as<std::byte>() >= memory.as<std::byte>() &&
@@ -58,7 +58,7 @@ TEST_P(OptionsTest, BetweenNodesTheHeapMayHaveAnotherSize) {
                                     .internode = {.heap_bytes = kBetween, .window_bytes = std::size_t{2} << 20}});
       const bool between = ranks_per_node == 1;
       const std::size_t bytes = buffer.local_memory().bytes();
-      require((bytes > kInside) == between, "its size is that of " + std::to_string(buffer.num_nodes()) + " nodes");
+      require((bytes >= kBetween) == between, "its size is that of " + std::to_string(buffer.num_nodes()) + " nodes");
       require(buffer.options().heap_bytes == (between ? kBetween : kInside), "the options say so");
       require((buffer.options().window_bytes != 0) == between, "and the window");
       buffer.destroy();
@@ -66,8 +66,8 @@ TEST_P(OptionsTest, BetweenNodesTheHeapMayHaveAnotherSize) {
     const std::size_t bytes = (rank.rank() == 0 ? std::size_t{16} : std::size_t{17}) << 20;
     require_throws<RankMismatch>([&] { rank.own_buffer({.internode = {.heap_bytes = bytes}}); },
                                  {"internode.heap_bytes is", "on rank 0", "on rank 1"}, "other heaps");
-    require_throws<OutOfMemory>([&] { rank.own_buffer({.internode = {.heap_bytes = 128}}); }, {"heap_bytes is 128"},
-                                "refused inside a node, too");
+    require_throws<InvalidArgument>([&] { rank.own_buffer({.internode = {.heap_bytes = 128, .window_bytes = 256}}); },
+                                    {"window_bytes is 256"}, "refused inside a node, too");
   });
 }
 
@@ -102,12 +102,12 @@ TEST_P(OptionsTest, OptionsOfCallsWithoutMemoryHaveNoEffect) {
   });
 }
 
-TEST_P(OptionsTest, HeapBytesForSoMuchLocalMemory) {
+TEST_P(OptionsTest, LowLatencyCallsNeedNoHeapBytes) {
   DEEP_EP_NEEDS_RANKS(2);
   run_cluster(cluster(2), [](Rank& rank) {
-    constexpr std::size_t kWanted = std::size_t{24} << 20;
-    Buffer& buffer = rank.buffer({.heap_bytes = Buffer::heap_bytes_for(2, kWanted)});
-    require(buffer.local_memory().bytes() >= kWanted, "as much as was asked for");
+    Buffer& buffer = rank.buffer({.heap_bytes = 0});
+    require_throws<OutOfMemory>([&] { buffer.allocate_tensor(DType::uint8, {1 << 22}, rank.call().stream); },
+                                {"does not fit the heap of"}, "no room");
     buffer.destroy();
   });
 }
@@ -123,8 +123,6 @@ TEST(BufferHints, ScalesAndSelectionsCount) {
 
 TEST(BufferHints, SizesThatWouldWrapAreRefused) {
   EXPECT_THROW(Buffer::heap_bytes_hint(1, INT32_MAX, INT32_MAX, 32, INT32_MAX), InvalidArgument);
-  EXPECT_THROW(Buffer::heap_bytes_for(2, ~std::size_t{0} - 127), InvalidArgument);
-  EXPECT_THROW(Buffer::heap_bytes_for(0, 1), InvalidArgument);
   EXPECT_THROW(Buffer::low_latency_bytes_hint(INT32_MAX, 7168, 8, 256), InvalidArgument);
   EXPECT_THROW(Buffer::low_latency_bytes_hint(128, std::int64_t{1} << 62, 8, 256), InvalidArgument);
   EXPECT_THROW(Buffer::low_latency_bytes_hint(128, -7168, 8, 256), InvalidArgument);
@@ -133,9 +131,13 @@ TEST(BufferHints, SizesThatWouldWrapAreRefused) {
 
 TEST(HeapLayout, TooLittleIsRefused) {
   constexpr std::size_t kMiB = std::size_t{1} << 20;
-  EXPECT_THROW(HeapLayout::make({.heap_bytes = kMiB, .window_bytes = 2 * kMiB}, 2, 2), OutOfMemory);
-  EXPECT_THROW(HeapLayout::make({.heap_bytes = kMiB, .window_bytes = kMiB}, 2, 2), OutOfMemory) << "signals take some";
-  EXPECT_THROW(HeapLayout::make({.heap_bytes = 64 * kMiB, .low_latency = {.bytes = 4096}}, 8, 8), InvalidArgument);
+  EXPECT_THROW(with_environment({.heap_bytes = kMiB, .window_bytes = 2 * kMiB}, 2), InvalidArgument);
+  EXPECT_THROW(with_environment({.internode = {.heap_bytes = kMiB, .window_bytes = 2 * kMiB}}, 2), InvalidArgument);
+  const auto layout = [](const BufferOptions& options) {
+    return BufferPlan::make(options, NodeMembership::of_consecutive(0, 8, 8)).layout;
+  };
+  EXPECT_EQ(layout({.heap_bytes = kMiB, .window_bytes = kMiB}).arena_bytes, 0u);
+  EXPECT_THROW(layout({.low_latency = {.bytes = 4096}}), InvalidArgument);
 }
 
 /// A rank has the part of its GPU's multiprocessors that it shares with others, less those of kernels that play NICs.

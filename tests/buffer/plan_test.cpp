@@ -58,7 +58,7 @@ TEST(BufferPlan, LanesThatAreLeftOpenFollowFromTheNics) {
     wire.kind = kind;
     wire.ranks.resize(32);
     for (int rank = 0; rank < on_ethernet; ++rank) wire.ranks.at(static_cast<std::size_t>(rank)).keeps_to_path = true;
-    plan.choose_lanes(NodeMembership::of_consecutive(3, 32, 8), wire);
+    plan.choose_lanes(wire);
     return std::pair(plan.options.internode.lanes, plan.options.low_latency.lanes);
   };
   EXPECT_EQ(lanes(rdma::WireKind::verbs, 0), std::pair(1, 1));

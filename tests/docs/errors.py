@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 TYPES = "Error|InvalidArgument|RankMismatch|OutOfMemory|TimeoutError|UseAfterDestroy|SystemError|Unsupported"
 THROWN = re.compile(rf"\b(?:fail<(?:\w+::)*({TYPES})>|throw (?:\w+::)*({TYPES}|py::\w+))\s*\(")
 TOKEN = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|[()]')
-DESCRIBED = re.compile(r"(^|/)(fault\w*|failure|syndrome)\.cpp$")
+DESCRIBED = re.compile(r"(^|/)(fault\w*|failure|syndrome)\.[ch]pp$")
 ESCAPES = {r"\"": '"', r"\\": "\\", r"\n": " "}
 
 

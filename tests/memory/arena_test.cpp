@@ -48,7 +48,7 @@ TEST_F(ArenaTest, EventsGoToTheNextUsersOfAllPartsUntilTheHomeHasWaited) {
   const auto arena = make_arena(1536);
   void* const piece = arena->take(1536, user_);
   const EventHandle event = executor_->record_event(make_stream());
-  arena->release(piece, {{event}});
+  arena->release(piece, 1536, {event});
   arena->take(512, user_);
   EXPECT_EQ(taken_waits(), std::vector{event});
   const auto first = allocate_in_arena(arena, 512, home_);
@@ -64,7 +64,7 @@ TEST_F(ArenaTest, FinishedEventsDoNotPileUp) {
   std::vector<void*> pieces;
   for (int i = 0; i < 64; ++i) pieces.push_back(arena->take(512, user_));
   for (void* piece : pieces) {
-    arena->release(piece, {{executor_->record_event(stream)}});
+    arena->release(piece, 512, {executor_->record_event(stream)});
     executor_->synchronize(stream);
   }
   EXPECT_TRUE(arena->take(64 * 512, user_));
@@ -80,7 +80,7 @@ TEST_F(ArenaTest, MergedBlocksWaitForTheUsersOfAllParts) {
   for (const std::size_t i : {0u, 2u, 1u}) {
     const EventHandle event = executor_->record_event(stream);
     events.insert(event);
-    arena->release(pieces[i], {{event}});
+    arena->release(pieces[i], 512, {event});
   }
   ASSERT_TRUE(arena->take(1536, user_));
   const std::vector<EventHandle> waits = taken_waits();
@@ -125,7 +125,7 @@ TEST_F(ArenaTest, APieceThatIsTooSmallIsPassedOver) {
   const auto arena = make_arena(4 * 512);
   void* const first = arena->take(512, user_);
   auto* const second = static_cast<std::byte*>(arena->take(512, user_));
-  arena->release(first, std::vector<EventHandle>());
+  arena->release(first, 512, {});
   EXPECT_EQ(arena->take(1024, user_), second + 512);
   EXPECT_EQ(arena->take(1024, user_), nullptr);
   EXPECT_EQ(arena->take(512, user_), first);

@@ -216,7 +216,7 @@ class Segments:
 
     def give_back(self, tensor):
         self.out = [each for each in self.out if each.data_ptr() != tensor.data_ptr()]
-        self.free(tensor.data_ptr(), 0, 0, None)
+        self.free(tensor.data_ptr(), tensor.untyped_storage().nbytes(), 0, None)
 
     def placed(self, in_heap):
         self.elsewhere += not in_heap

@@ -19,12 +19,14 @@ namespace {
 
 /// Ranks of nodes of one rank each.
 ConnectionOptions low_latency_of(int nodes, int lanes) {
-  std::vector<int> far(static_cast<std::size_t>(nodes - 1));
-  std::iota(far.begin(), far.end(), 1);
-  return low_latency_connections(far, lanes);
+  BufferPlan plan{.options = {.low_latency = {.lanes = lanes}}, .grid = {.num_ranks = 1}};
+  plan.reach.far.resize(static_cast<std::size_t>(nodes - 1));
+  std::iota(plan.reach.far.begin(), plan.reach.far.end(), 1);
+  return plan.connections()[BufferPlan::kLowLatency];
 }
 ConnectionOptions internode_of(int nodes, int lanes) {
-  return internode_connections({.rank = 0, .num_ranks = nodes, .width = 1}, lanes);
+  const BufferPlan plan{.options = {.internode = {.lanes = lanes}}, .grid = {.num_ranks = nodes, .width = 1}};
+  return plan.connections()[BufferPlan::kNormalMode];
 }
 
 class ManyNodesTest : public test::NicFixture {

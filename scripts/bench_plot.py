@@ -99,7 +99,17 @@ def lines_of(rows, over, times):
     return over, {name: sorted(points.items()) for name, points in lines.items()}
 
 
-def draw_lines(axes, over, lines, unit):
+def draw(out, over, lines, unit):
+    try:
+        import matplotlib
+    except ImportError:
+        raise Refused(
+            "--out needs matplotlib: pip install matplotlib (without --out, the numbers are printed as text)"
+        ) from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(9, 5))
     for i, (name, points) in enumerate(lines.items()):
         axes.plot(*zip(*points), marker="o", markersize=4, label=name, linestyle=("-", "--", ":")[i // 10 % 3])
     places = sorted({x for points in lines.values() for x, _ in points})
@@ -112,28 +122,11 @@ def draw_lines(axes, over, lines, unit):
     axes.set_ylabel(unit)
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(0, -0.14))
-
-
-def picture(out, size):
-    """The function that draws into `out` by what it is given."""
     try:
-        import matplotlib
-    except ImportError:
-        raise Refused(
-            "--out needs matplotlib: pip install matplotlib (without --out, the numbers are printed as text)"
-        ) from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=size)
-
-    def finish():
-        try:
-            figure.savefig(out, bbox_inches="tight", dpi=150)
-        except ValueError as error:
-            raise Refused(f"--out {out}: {error}") from None
-
-    return axes, finish
+        figure.savefig(out, bbox_inches="tight", dpi=150)
+    except ValueError as error:
+        raise Refused(f"--out {out}: {error}") from None
+    print(f"{out}: {len(lines)} lines over {AXES[over]}")
 
 
 def main():
@@ -150,10 +143,7 @@ def main():
         over, lines = lines_of(rows, arguments.over, arguments.times)
         unit = "microseconds" if arguments.times else "GB/s"
         if arguments.out:
-            axes, finish = picture(arguments.out, (9, 5))
-            draw_lines(axes, over, lines, unit)
-            finish()
-            print(f"{arguments.out}: {len(lines)} lines over {AXES[over]}")
+            draw(arguments.out, over, lines, unit)
             return 0
         highest = max(y for points in lines.values() for _, y in points)
         for name, points in sorted(lines.items()):

@@ -19,6 +19,7 @@
 #include "deep_ep/exchanges.hpp"
 #include "tests/bootstrap/free_port.hpp"
 #include "tests/cluster/processes.hpp"
+#include "tests/rdma/messages.hpp"
 #include "tests/support/time_scale.hpp"
 #include "tools/common/socket_bootstrap.hpp"
 
@@ -101,16 +102,6 @@ void meet_others(Bootstrap& exchanges) {
   for (std::size_t rank = 0; rank < all.size(); ++rank) must(all[rank] == static_cast<int>(rank), "other ranks");
 }
 
-template <class E>
-std::string thrown(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const E& error) {
-    return error.what();
-  }
-  throw std::runtime_error("nothing was thrown");
-}
-
 TEST_P(BufferExchangesTest, SmallAndLargeMessages) {
   on_ranks(3, [](const std::shared_ptr<Bootstrap>& group) {
     const auto exchanges = make_buffer_exchanges(group);
@@ -122,7 +113,7 @@ TEST_P(BufferExchangesTest, SmallAndLargeMessages) {
         must(all[i] == static_cast<std::byte>(i / bytes + 1), "other bytes");
       }
     }
-    thrown<RankMismatch>([&] { exchanges->all_gather(std::vector<std::byte>(group->rank() == 1 ? 8 : 16)); });
+    message_of<RankMismatch>([&] { exchanges->all_gather(std::vector<std::byte>(group->rank() == 1 ? 8 : 16)); });
   });
 }
 
@@ -135,7 +126,7 @@ TEST_P(BufferExchangesTest, ARankThatLeftIsNotWaitedForAndGetsItsNextBuffer) {
       meet_others(buffer);
       if (group->rank() == round % 3) continue;
       buffer.begin(Purpose::destroying);
-      const std::string text = thrown<PeerLeft>([&] { buffer.barrier(); });
+      const std::string text = message_of<PeerLeft>([&] { buffer.barrier(); });
       must(text.find("rank " + std::to_string(round % 3) + " has left buffer") == 0, text);
       must(text.find("destroying buffer") != std::string::npos, text);
     }
@@ -150,7 +141,7 @@ TEST_P(BufferExchangesTest, ARankThatLeftWhileABufferWasMade) {
     {
       BufferExchanges half_made(group);
       meet_others(half_made);
-      if (group->rank() == 1) thrown<PeerLeft>([&] { meet_others(half_made); });
+      if (group->rank() == 1) message_of<PeerLeft>([&] { meet_others(half_made); });
     }
     BufferExchanges buffer(group);
     meet_others(buffer);
@@ -163,12 +154,12 @@ TEST_P(BufferExchangesTest, AStepThatFailsOnOneRankFailsOnAllInTheirNextExchange
     meet_others(buffer);
     agree(buffer, "boiling water", [] {});
     if (group->rank() == 0) {
-      const std::string text =
-          thrown<InvalidArgument>([&] { agree(buffer, "boiling water", [] { throw InvalidArgument("no kettle"); }); });
+      const std::string text = message_of<InvalidArgument>(
+          [&] { agree(buffer, "boiling water", [] { throw InvalidArgument("no kettle"); }); });
       must(text == "no kettle", text);
     } else {
       agree(buffer, "boiling water", [] {});
-      const std::string text = thrown<SystemError>([&] { buffer.all_gather(std::vector<std::byte>(10000)); });
+      const std::string text = message_of<SystemError>([&] { buffer.all_gather(std::vector<std::byte>(10000)); });
       must(text == "boiling water failed on rank 0: no kettle", text);
     }
     meet_others(buffer);  // the ranks are still in step
@@ -182,7 +173,7 @@ TEST(BufferExchanges, AnExchangeThatFailedIsNotToldOf) {
     ++gathers;
     throw std::domain_error("cable unplugged");
   }));
-  thrown<std::domain_error>([&] { agree(buffer, "boiling water", [&] { meet_others(buffer); }); });
+  message_of<std::domain_error>([&] { agree(buffer, "boiling water", [&] { meet_others(buffer); }); });
   EXPECT_EQ(gathers, 1);
 }
 
@@ -193,7 +184,7 @@ TEST_P(BufferExchangesTest, WhatTheProgramExchangesItselfIsNotTakenForAnExchange
       group->all_gather(std::vector<std::byte>(4096));
       return;
     }
-    const std::string text = thrown<RankMismatch>([&] { meet_others(buffer); });
+    const std::string text = message_of<RankMismatch>([&] { meet_others(buffer); });
     must(text.find("rank 1 got from rank 0 what is no exchange of a buffer") != std::string::npos, text);
   });
 }
@@ -221,7 +212,7 @@ TEST(BufferExchanges, AWaitEndsForARankThatWillNotCome) {
         looked = true;
       });
       buffer.begin(Purpose::destroying);
-      thrown<PeerLeft>([&] { meet_others(buffer); });
+      message_of<PeerLeft>([&] { meet_others(buffer); });
       over = true;
     }));
   }
@@ -238,7 +229,7 @@ TEST(BufferExchanges, RanksThatHaveNotCountedAlikeAgreeOnANumber) {
     });
     if (rank == 0) {
       BufferExchanges given_up(group);
-      thrown<std::runtime_error>([&] { meet_others(given_up); });
+      message_of<std::runtime_error>([&] { meet_others(given_up); });
     }
     for (int round = 0; round < 3; ++round) {
       BufferExchanges buffer(group);

@@ -75,7 +75,6 @@ void refuse_spoiled(const Arguments& good, const std::vector<Argument<Arguments>
 }
 
 TEST_P(ArgumentsTest, Dispatch) {
-  DEEP_EP_NEEDS_RANKS(kRanks);
   run_with_buffers(cluster(kRanks), [&](Rank& rank, Buffer& buffer) {
     using Arguments = DispatchArguments;
     const Arguments good = upload_inputs(rank, one_).dispatch;
@@ -111,7 +110,6 @@ TEST_P(ArgumentsTest, Dispatch) {
 }
 
 TEST_P(ArgumentsTest, CachedDispatch) {
-  DEEP_EP_NEEDS_RANKS(kRanks);
   run_with_buffers(cluster(kRanks), [&](Rank& rank, Buffer& buffer) {
     const Inputs inputs = upload_inputs(rank, one_);
     const DispatchResult result = buffer.dispatch(inputs.dispatch, rank.call());
@@ -139,7 +137,6 @@ TEST_P(ArgumentsTest, CachedDispatch) {
 }
 
 TEST_P(ArgumentsTest, Combine) {
-  DEEP_EP_NEEDS_RANKS(kRanks);
   run_with_buffers(cluster(kRanks), [&](Rank& rank, Buffer& buffer) {
     const DispatchResult result = buffer.dispatch(upload_inputs(rank, one_).dispatch, rank.call());
     const Returned good = upload_returned(rank, buffer, one_, result.handle, false);
@@ -168,7 +165,6 @@ TEST_P(ArgumentsTest, Combine) {
 }
 
 TEST_P(ArgumentsTest, Layout) {
-  DEEP_EP_NEEDS_RANKS(kRanks);
   run_with_buffers(cluster(kRanks), [&](Rank& rank, Buffer& buffer) {
     const View good = upload_inputs(rank, one_).topk_idx;
     const int experts = one_.shape.experts();
@@ -183,17 +179,15 @@ TEST_P(ArgumentsTest, Layout) {
 }
 
 TEST_P(ArgumentsTest, TooManyExpertsForTheBuffer) {
-  DEEP_EP_NEEDS_RANKS(kRanks);
   const Case fits = make_case({.tokens = {4, 4}, .local_experts = 3, .topk = 2});
   const Case large = make_case({.tokens = {4, 4}, .local_experts = 4, .topk = 2});
-  run_cluster(cluster(kRanks), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{16} << 20, .max_local_experts = 3});
-    const Inputs inputs = upload_inputs(rank, large);
-    require_throws<Error>([&] { buffer.dispatch(inputs.dispatch, rank.call()); }, {"num_tokens_per_expert", "8", "3"},
-                          "dispatch with 4 experts a rank");
-    run_round(rank, buffer, fits);
-    buffer.destroy();
-  });
+  run_with_buffers(cluster(kRanks), {.heap_bytes = std::size_t{16} << 20, .max_local_experts = 3},
+                   [&](Rank& rank, Buffer& buffer) {
+                     const Inputs inputs = upload_inputs(rank, large);
+                     require_throws<Error>([&] { buffer.dispatch(inputs.dispatch, rank.call()); },
+                                           {"num_tokens_per_expert", "8", "3"}, "dispatch with 4 experts a rank");
+                     run_round(rank, buffer, fits);
+                   });
 }
 
 }  // namespace

@@ -59,7 +59,6 @@ class DisagreementTest : public ClusterTest {
 DEEP_EP_ON_THREADS(DisagreementTest);
 
 TEST_P(DisagreementTest, OnWhatIsSent) {
-  DEEP_EP_NEEDS_RANKS(2);
   const Shape common{.tokens = {5, 6}, .local_experts = 4, .topk = 4, .hidden = 64, .scales = 2};
   std::vector<Shape> odd(7, common);
   odd[0].dtype = DType::float16;
@@ -73,7 +72,6 @@ TEST_P(DisagreementTest, OnWhatIsSent) {
 }
 
 TEST_P(DisagreementTest, OnHavingWeights) {
-  DEEP_EP_NEEDS_RANKS(2);
   const Case one = make_case({.tokens = {5, 6}});
   run_with_buffers(cluster(2), [&](Rank& rank, Buffer& buffer) {
     for (const std::int64_t worst : {0, 32}) {
@@ -90,19 +88,16 @@ TEST_P(DisagreementTest, OnHavingWeights) {
 // Where no counts are exchanged, ranks see it when they learn where the others want their rows, or have them.
 
 TEST_P(DisagreementTest, OnScalesOfACachedDispatch) {
-  DEEP_EP_NEEDS_RANKS(2);
   expect_cached_mismatch({.tokens = {5, 6}, .scales = 2}, {.tokens = {5, 6}, .scales = 3},
                          "dispatch: number of scales of a row", {2, 3});
 }
 
 TEST_P(DisagreementTest, OnHiddenOfACachedDispatch) {
-  DEEP_EP_NEEDS_RANKS(2);
   expect_cached_mismatch({.tokens = {5, 6}, .hidden = 64}, {.tokens = {5, 6}, .hidden = 72},
                          "dispatch: bytes of a row of x", {128, 144});
 }
 
 TEST_P(DisagreementTest, OnTopkOfCombine) {
-  DEEP_EP_NEEDS_RANKS(2);
   const Case one = make_case({.tokens = {5, 6}, .topk = 4});
   expect_late_mismatch(one, "combine: top-k", {4, 0}, [&](Rank& rank, Buffer& buffer, const DispatchResult& result) {
     Returned returned = upload_returned(rank, buffer, one, result.handle, true);
@@ -112,7 +107,6 @@ TEST_P(DisagreementTest, OnTopkOfCombine) {
 }
 
 TEST_P(DisagreementTest, OnHiddenOfCombine) {
-  DEEP_EP_NEEDS_RANKS(2);
   const Case good = make_case({.tokens = {5, 6}, .combine_hidden = 64});
   const Case odd = make_case({.tokens = {5, 6}, .combine_hidden = 72});
   expect_late_mismatch(good, "combine: bytes of a row of x", {128, 144},
@@ -125,7 +119,6 @@ TEST_P(DisagreementTest, OnHiddenOfCombine) {
 
 // The ranks' rows belong to different calls: nobody may read those of another.
 TEST_P(DisagreementTest, OnTheDispatchThatIsCombined) {
-  DEEP_EP_NEEDS_RANKS(2);
   const Case one = make_case({.tokens = {5, 6}});
   const Case other = make_case({.tokens = {9, 12}});
   run_cluster(cluster(2), [&](Rank& rank) {
@@ -143,7 +136,6 @@ TEST_P(DisagreementTest, OnTheDispatchThatIsCombined) {
 
 /// What is enqueued behind a fault that its host has not seen does nothing, and does not count: only rank 0 does it.
 TEST_P(DisagreementTest, CallsBehindAFaultDoNotCount) {
-  DEEP_EP_NEEDS_RANKS(2);
   const Case good = make_case({.tokens = {5, 6}, .hidden = 64});
   const Case odd = make_case({.tokens = {5, 6}, .hidden = 72});
   run_with_buffers(cluster(2), [&](Rank& rank, Buffer& buffer) {

@@ -56,14 +56,12 @@ class FailedCallsTest : public ::testing::Test {
   void expect_next_low_latency_dispatch() {
     const auto result = buffer_->low_latency_dispatch(upload_arguments(rank_, low_latency_.before), rank_.call());
     check_low_latency_dispatch(rank_, low_latency_.before, result);
-    const TensorView status = rank_.upload(std::vector<std::int32_t>(1, 7), DType::int32, {1});
-    buffer_->low_latency_query_mask(status, rank_.stream());
-    EXPECT_EQ(rank_.download<std::int32_t>(status), std::vector<std::int32_t>{0});
+    EXPECT_EQ(query_masks(rank_, *buffer_), std::vector<std::int32_t>{0});
   }
 
   std::shared_ptr<Bootstrap> bootstrap_ = make_thread_bootstraps(1).front();
   std::shared_ptr<RecordingExecutor> executor_ = std::make_shared<RecordingExecutor>(make_host_executor());
-  Rank rank_{0, {.ranks = 1, .where = {}, .host = {}}, bootstrap_, executor_};
+  Rank rank_{0, {.ranks = 1}, bootstrap_, executor_};
   Case case_ = make_case({.tokens = {9}, .hidden = 64, .combine_hidden = 64});
   Inputs inputs_ = upload_inputs(rank_, case_);
   LowLatencyCombineCase low_latency_ =

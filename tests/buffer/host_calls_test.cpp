@@ -1,9 +1,6 @@
-// What a Buffer call costs the host: requests to the executor, once everything is warm. They are printed, so that
-// versions can be compared, and limited, so that they do not grow unnoticed.
+// What a Buffer call costs the host: requests to the executor, once everything is warm. They are limited, so that they
+// do not grow unnoticed.
 #include <gtest/gtest.h>
-
-#include <chrono>
-#include <iostream>
 
 #include "csrc/memory/storage.hpp"
 #include "deep_ep/bootstrap.hpp"
@@ -20,25 +17,21 @@ class HostCallsTest : public ::testing::Test {
  protected:
   /// Requests for one call of `action` and for dropping what it returns, after some calls to warm up.
   template <class Action>
-  ExecutorCalls count(const char* name, Action&& action) {
+  ExecutorCalls count(Action&& action) {
     constexpr int kWarmUp = 3;
     constexpr int kCalls = 4;
     for (int i = 0; i < kWarmUp; ++i) action();
     rank_.executor()->synchronize(rank_.stream());
     executor_->calls = {};
-    const auto begin = std::chrono::steady_clock::now();
     for (int i = 0; i < kCalls; ++i) action();
-    const std::chrono::duration<double, std::micro> elapsed = std::chrono::steady_clock::now() - begin;
     const ExecutorCalls all = executor_->calls;
     rank_.executor()->synchronize(rank_.stream());
-    const ExecutorCalls each{all.all / kCalls, all.record_event / kCalls, all.wait_event / kCalls};
-    std::cout << name << ": " << each.all << " calls (" << elapsed.count() / kCalls << " us)\n";
-    return each;
+    return {all.all / kCalls, all.record_event / kCalls, all.wait_event / kCalls};
   }
 
   std::shared_ptr<Bootstrap> bootstrap_ = make_thread_bootstraps(1).front();
   std::shared_ptr<CountingExecutor> executor_ = std::make_shared<CountingExecutor>(make_host_executor());
-  Rank rank_{0, {.ranks = 1, .where = {}, .host = {}}, bootstrap_, executor_};
+  Rank rank_{0, {.ranks = 1}, bootstrap_, executor_};
   Case case_ = make_case({.tokens = {40}, .hidden = 64, .combine_hidden = 64});
 };
 
@@ -52,16 +45,15 @@ TEST_F(HostCallsTest, StayFew) {
   Inputs inputs = upload_inputs(rank_, case_);
   const int experts = case_.shape.experts();
 
-  const ExecutorCalls layout =
-      count("layout", [&] { buffer.get_dispatch_layout(inputs.topk_idx, experts, rank_.call()); });
-  const ExecutorCalls dispatch = count("dispatch", [&] { buffer.dispatch(inputs.dispatch, rank_.call()); });
+  const ExecutorCalls layout = count([&] { buffer.get_dispatch_layout(inputs.topk_idx, experts, rank_.call()); });
+  const ExecutorCalls dispatch = count([&] { buffer.dispatch(inputs.dispatch, rank_.call()); });
   const DispatchResult original = buffer.dispatch(inputs.dispatch, rank_.call());
   DispatchArguments cached_arguments;
   cached_arguments.x = inputs.dispatch.x;
   cached_arguments.handle = &original.handle;
-  const ExecutorCalls cached = count("cached dispatch", [&] { buffer.dispatch(cached_arguments, rank_.call()); });
+  const ExecutorCalls cached = count([&] { buffer.dispatch(cached_arguments, rank_.call()); });
   Returned returned = upload_returned(rank_, buffer, case_, original.handle, true);
-  const ExecutorCalls combine = count("combine", [&] { buffer.combine(returned.combine, rank_.call()); });
+  const ExecutorCalls combine = count([&] { buffer.combine(returned.combine, rank_.call()); });
 
   EXPECT_LE(layout.all, pieces(1));
   EXPECT_LE(dispatch.all, pieces(4)) << "tables of the handle, its source indices, rows, what comes with the rows";
@@ -77,10 +69,8 @@ TEST_F(HostCallsTest, LowLatencyCallsStayFew) {
   const LowLatencyHandle handle = dispatch_low_latency(rank_, buffer, one);
   const LowLatencyCombineArguments to_combine = upload_combine(rank_, one, handle);
 
-  const ExecutorCalls dispatch =
-      count("low-latency dispatch", [&] { buffer.low_latency_dispatch(to_dispatch, rank_.call()); });
-  const ExecutorCalls combine =
-      count("low-latency combine", [&] { buffer.low_latency_combine(to_combine, rank_.call()); });
+  const ExecutorCalls dispatch = count([&] { buffer.low_latency_dispatch(to_dispatch, rank_.call()); });
+  const ExecutorCalls combine = count([&] { buffer.low_latency_combine(to_combine, rank_.call()); });
   EXPECT_LE(dispatch.all, pieces(2)) << "rows, and what comes with them";
   EXPECT_LE(combine.all, pieces(1));
 
@@ -88,7 +78,7 @@ TEST_F(HostCallsTest, LowLatencyCallsStayFew) {
   LowLatencyCombineArguments into = to_combine;
   const LowLatencyCombineResult earlier = buffer.low_latency_combine(to_combine, {});
   into.out = earlier.combined_x.view();
-  const ExecutorCalls bare = count("combine, nothing made", [&] { buffer.low_latency_combine(into, {}); });
+  const ExecutorCalls bare = count([&] { buffer.low_latency_combine(into, {}); });
   EXPECT_EQ(bare.wait_event, 0);
 }
 

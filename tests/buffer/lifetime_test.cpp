@@ -1,4 +1,8 @@
-// Buffers that are not made, and use after the end.
+// Buffers that are not made, their end without a rank that has died, and use after the end.
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+
 #include "tests/cluster/fixture.hpp"
 #include "tests/cluster/processes.hpp"
 
@@ -9,7 +13,6 @@ class LifetimeTest : public ClusterTest {};
 DEEP_EP_ON_THREADS(LifetimeTest);
 
 TEST_P(LifetimeTest, EveryCallAfterDestroyIsRefused) {
-  DEEP_EP_NEEDS_RANKS(2);
   const Case one = make_case({.tokens = {8, 9}});
   run_cluster(cluster(2), [&](Rank& rank) {
     Buffer buffer = rank.own_buffer();
@@ -31,6 +34,27 @@ TEST_P(LifetimeTest, EveryCallAfterDestroyIsRefused) {
     }
     require(moved.destroyed(), "destroyed() of a destroyed buffer");
     check_dispatch(rank, one, result);
+  });
+}
+
+class LifetimeProcessesTest : public ClusterTest {
+ protected:
+  bool processes_have_threads() const override { return true; }
+};
+DEEP_EP_ON_PROCESSES(LifetimeProcessesTest);
+
+TEST_P(LifetimeProcessesTest, ADeadRankIsNotWaitedForAtTheEnd) {
+  ClusterOptions options = cluster(4);
+  options.lost_ranks = {2};
+  options.timeout_s = std::min(scaled(60), cluster_patience() / 2);
+  run_cluster(options, [&](Rank& rank) {
+    Buffer buffer = rank.own_buffer();
+    rank.bootstrap()->barrier();
+    if (rank.rank() == 2) ::raise(SIGKILL);
+    const auto begin = std::chrono::steady_clock::now();
+    buffer.destroy();
+    const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
+    require(waited.count() < options.timeout_s / 4, "destroy took " + std::to_string(waited.count()) + " s");
   });
 }
 

@@ -39,7 +39,6 @@ std::vector<Shape> large_rounds() {
 }
 
 TEST_P(MemoryTest, SmallWindowsNeedManyRoundsWhenPushing) {
-  DEEP_EP_NEEDS_RANKS(3);
   run_rounds(cluster(3), large_rounds(), {.num_sms = 0, .returned_in_heap = false},
              {.heap_bytes = 64 * kMiB, .window_bytes = 128 * kKiB});
 }
@@ -65,19 +64,12 @@ void receive_with_full_heaps(const ClusterOptions& cluster) {
   });
 }
 
-TEST_P(MemoryTest, ReceivesThroughTheWindowWhenTheHeapIsFull) {
-  DEEP_EP_NEEDS_RANKS(3);
-  receive_with_full_heaps(cluster(3));
-}
+TEST_P(MemoryTest, ReceivesThroughTheWindowWhenTheHeapIsFull) { receive_with_full_heaps(cluster(3)); }
 
 /// An address outside the heap means something else in each process.
-TEST_P(MemoryProcessesTest, ReceivesThroughTheWindowWhenTheHeapIsFull) {
-  DEEP_EP_NEEDS_RANKS(3);
-  receive_with_full_heaps(cluster(3));
-}
+TEST_P(MemoryProcessesTest, ReceivesThroughTheWindowWhenTheHeapIsFull) { receive_with_full_heaps(cluster(3)); }
 
 TEST_P(MemoryTest, RowsThatTheWindowHoldsAreCopiedFromIt) {
-  DEEP_EP_NEEDS_RANKS(3);
   std::vector<Case> cases;
   for (const Shape& shape : large_rounds()) cases.push_back(make_case(shape));
   run_with_buffers(cluster(3), {.heap_bytes = 8 * kMiB, .window_bytes = 6 * kMiB}, [&](Rank& rank, Buffer& buffer) {
@@ -92,7 +84,6 @@ TEST_P(MemoryTest, RowsThatTheWindowHoldsAreCopiedFromIt) {
 }
 
 TEST_P(MemoryTest, SmallWindowsAreNamed) {
-  DEEP_EP_NEEDS_RANKS(3);
   const Case one = make_case({.tokens = {9, 4, 7}, .hidden = 2048, .combine_hidden = 4096});
   const Case wide = make_case({.tokens = {9, 4, 7}, .hidden = 4096});
   run_cluster(cluster(3), [&](Rank& rank) {
@@ -108,14 +99,12 @@ TEST_P(MemoryTest, SmallWindowsAreNamed) {
 }
 
 TEST_P(MemoryTest, WorstCaseTensorsMayBeLargerThanTheHeap) {
-  DEEP_EP_NEEDS_RANKS(3);
   const std::int64_t worst = under_sanitizer() ? 3500 : 8192;  // rows of 2 KiB
   run_rounds(cluster(3), large_rounds(), {.num_sms = 0, .num_worst_tokens = worst, .returned_in_heap = false},
              {.heap_bytes = 6 * kMiB, .window_bytes = 128 * kKiB});
 }
 
 TEST_P(MemoryTest, OffsetsBeyond4GiB) {
-  DEEP_EP_NEEDS_RANKS(2);
   constexpr std::int64_t kPadding = (std::int64_t{4} << 30) + (std::int64_t{512} << 20);
   const Case one = make_case({.tokens = {33, 21},
                               .dtype = DType::float8_e4m3,
@@ -123,24 +112,22 @@ TEST_P(MemoryTest, OffsetsBeyond4GiB) {
                               .scales = 3,
                               .combine_hidden = 128,
                               .bias_1 = true});
-  run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{6} << 30, .window_bytes = 4 * kMiB});
-    // Not touched, so on the CPU it takes no memory.
-    const Tensor padding = buffer.allocate_tensor(DType::uint8, {kPadding}, rank.call().stream);
-    const DispatchResult result = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
-    const auto distance = static_cast<std::byte*>(result.recv_x.data()) - static_cast<std::byte*>(padding.data());
-    require(distance > std::int64_t{1} << 32, "recv_x should lie beyond 4 GiB, is at " + std::to_string(distance));
-    check_dispatch(rank, one, result);
-    for (const bool heap : {true, false}) {
-      Returned returned = upload_returned(rank, buffer, one, result.handle, heap);
-      check_combine(rank, one, buffer.combine(returned.combine, rank.call()));
-    }
-    buffer.destroy();
-  });
+  run_with_buffers(
+      cluster(2), {.heap_bytes = std::size_t{6} << 30, .window_bytes = 4 * kMiB}, [&](Rank& rank, Buffer& buffer) {
+        // Not touched, so on the CPU it takes no memory.
+        const Tensor padding = buffer.allocate_tensor(DType::uint8, {kPadding}, rank.call().stream);
+        const DispatchResult result = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
+        const auto distance = static_cast<std::byte*>(result.recv_x.data()) - static_cast<std::byte*>(padding.data());
+        require(distance > std::int64_t{1} << 32, "recv_x should lie beyond 4 GiB, is at " + std::to_string(distance));
+        check_dispatch(rank, one, result);
+        for (const bool heap : {true, false}) {
+          Returned returned = upload_returned(rank, buffer, one, result.handle, heap);
+          check_combine(rank, one, buffer.combine(returned.combine, rank.call()));
+        }
+      });
 }
 
 TEST_P(MemoryTest, AllocateTensor) {
-  DEEP_EP_NEEDS_RANKS(1);
   run_with_buffers(cluster(1), {.heap_bytes = 16 * kMiB}, [](Rank& rank, Buffer& buffer) {
     const Tensor one = buffer.allocate_tensor(DType::bfloat16, {7, 24}, rank.call().stream);
     const Tensor two = buffer.allocate_tensor(DType::float32, {3}, rank.call().stream);

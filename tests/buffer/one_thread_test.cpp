@@ -26,7 +26,6 @@ void call_in_turn(const std::function<void()>& call) {
 }
 
 TEST_P(OneThreadTest, ASecondOneIsRefusedAtOnce) {
-  DEEP_EP_NEEDS_RANKS(2);
   const Case one = make_case({.tokens = {8, 9}});
   run_with_buffers(cluster(2), [&](Rank& rank, Buffer& buffer) {
     const Inputs inputs = upload_inputs(rank, one);

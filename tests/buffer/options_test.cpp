@@ -14,7 +14,6 @@ class OptionsTest : public ClusterTest {};
 DEEP_EP_ON_THREADS(OptionsTest);
 
 TEST_P(OptionsTest, StreamOfTheProgram) {
-  DEEP_EP_NEEDS_RANKS(2);
   const Case one = make_case({.tokens = {9, 14}, .hidden = 64, .combine_hidden = 32});
   run_cluster(cluster(2), [&](Rank& rank) {
     const StreamHandle stream = rank.executor()->create_stream();
@@ -31,7 +30,6 @@ TEST_P(OptionsTest, StreamOfTheProgram) {
 }
 
 TEST_P(OptionsTest, LocalMemoryHasAllHeapBytes) {
-  DEEP_EP_NEEDS_RANKS(2);
   run_cluster(cluster(2), [](Rank& rank) {
     constexpr std::size_t kHeap = std::size_t{16} << 20;
     Buffer& buffer = rank.buffer({.heap_bytes = kHeap});
@@ -49,7 +47,6 @@ TEST_P(OptionsTest, LocalMemoryHasAllHeapBytes) {
 }
 
 TEST_P(OptionsTest, BetweenNodesTheHeapMayHaveAnotherSize) {
-  DEEP_EP_NEEDS_RANKS(2);
   run_cluster(cluster(2), [](Rank& rank) {
     for (const int ranks_per_node : {2, 1}) {
       constexpr std::size_t kInside = std::size_t{16} << 20, kBetween = std::size_t{48} << 20;
@@ -72,7 +69,6 @@ TEST_P(OptionsTest, BetweenNodesTheHeapMayHaveAnotherSize) {
 }
 
 TEST_P(OptionsTest, RanksMustAgree) {
-  DEEP_EP_NEEDS_RANKS(2);
   run_cluster(cluster(2), [](Rank& rank) {
     const std::size_t bytes = (rank.rank() == 0 ? std::size_t{16} : std::size_t{17}) << 20;
     require_throws<RankMismatch>([&] { rank.own_buffer({.heap_bytes = bytes}); },
@@ -81,7 +77,6 @@ TEST_P(OptionsTest, RanksMustAgree) {
 }
 
 TEST_P(OptionsTest, SizesThatWouldWrapAreRefused) {
-  DEEP_EP_NEEDS_RANKS(1);
   run_cluster(cluster(1), [](Rank& rank) {
     constexpr std::size_t kHuge = ~std::size_t{0} - 127;
     require_throws<InvalidArgument>([&] { rank.own_buffer({.low_latency = {.bytes = kHuge}}); }, {"low_latency.bytes"},
@@ -92,7 +87,6 @@ TEST_P(OptionsTest, SizesThatWouldWrapAreRefused) {
 
 /// They may even differ.
 TEST_P(OptionsTest, OptionsOfCallsWithoutMemoryHaveNoEffect) {
-  DEEP_EP_NEEDS_RANKS(2);
   run_cluster(cluster(2), [](Rank& rank) {
     LowLatencyOptions none;
     if (rank.rank() == 0) none = {.masking = true, .allow_nvlink = false, .rails = LowLatencyRails::always, .lanes = 3};
@@ -103,7 +97,6 @@ TEST_P(OptionsTest, OptionsOfCallsWithoutMemoryHaveNoEffect) {
 }
 
 TEST_P(OptionsTest, LowLatencyCallsNeedNoHeapBytes) {
-  DEEP_EP_NEEDS_RANKS(2);
   run_cluster(cluster(2), [](Rank& rank) {
     Buffer& buffer = rank.buffer({.heap_bytes = 0});
     require_throws<OutOfMemory>([&] { buffer.allocate_tensor(DType::uint8, {1 << 22}, rank.call().stream); },

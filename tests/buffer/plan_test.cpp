@@ -23,7 +23,6 @@ class BufferPlanTest : public ClusterTest {};
 DEEP_EP_ON_THREADS(BufferPlanTest);
 
 TEST_P(BufferPlanTest, IsWhatABufferTakes) {
-  DEEP_EP_NEEDS_RANKS(4);
   run_cluster(cluster(4), [](Rank& rank) {
     std::size_t least = 0;
     for (const int ranks_per_node : {4, 2, 1}) {

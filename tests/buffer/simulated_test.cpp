@@ -14,9 +14,9 @@ class RailsOnlyTest : public ClusterTest {
     options.host = {.multiprocessors = 2, .warps_per_block = 4};
     return options;
   }
-  RailCase rail_case() const {
-    return make_rail_case({.tokens = {5, 4, 6, 0}, .max_tokens = 6, .hidden = 256, .local_experts = 2, .topk = 3},
-                          {4, 2});
+  LowLatencyCombineCase rail_case() const {
+    return make_low_latency_combine_case(
+        {.tokens = {5, 4, 6, 0}, .max_tokens = 6, .hidden = 256, .local_experts = 2, .topk = 3});
   }
 
  private:
@@ -29,10 +29,9 @@ constexpr Where kRailsOnlyPlaces[] = {{Target::host, Placement::threads, Topolog
 INSTANTIATE_TEST_SUITE_P(On, RailsOnlyTest, testing::ValuesIn(kRailsOnlyPlaces), name_of_place);
 
 TEST_P(RailsOnlyTest, LowLatencyCallsWithHooksAndWithout) {
-  DEEP_EP_NEEDS_RANKS(4);
-  const RailCase all = rail_case();
-  const LowLatencyCombineCase& one = all.calls;
-  const Combined& at_once = GetParam().topology == Topology::rails ? all.by_rails : all.direct;
+  const LowLatencyCombineCase one = rail_case();
+  const Combined direct = one.expected();
+  const Combined at_once = GetParam().topology == Topology::rails ? one.expected_by_rails(2) : direct;
   run_with_buffers(few_blocks(), low_latency_options(4, 6, 256), [&](Rank& rank, Buffer& buffer) {
     require(buffer.describe().find("rails only") != std::string::npos, buffer.describe());
     for (int call = 0; call < 2; ++call) {
@@ -42,7 +41,7 @@ TEST_P(RailsOnlyTest, LowLatencyCallsWithHooksAndWithout) {
       combine_both_ways(rank, buffer, one, at_once, dispatched.handle);
       const auto combine = with_hook(upload_combine(rank, one, dispatched.handle));
       const Tensor combined = received(buffer.low_latency_combine(combine, rank.call())).combined_x;
-      check_low_latency_combine(rank, one, all.direct, combined.view());
+      check_low_latency_combine(rank, one, direct, combined.view());
       buffer.low_latency_clean(rank.call().stream);
     }
     buffer.check();
@@ -50,13 +49,11 @@ TEST_P(RailsOnlyTest, LowLatencyCallsWithHooksAndWithout) {
 }
 
 TEST_P(RailsOnlyTest, MasksAndNewConnections) {
-  DEEP_EP_NEEDS_RANKS(4);
-  const LowLatencyCase all = rail_case().calls.before;
+  const LowLatencyCase all = rail_case().before;
   oracle::Masks masks(16, 0);
   for (const std::size_t other : {0u, 2u, 3u}) masks[4 + other] = masks[4 * other + 1] = 1;
   const LowLatencyCase apart = with_masks(all, masks);
-  run_cluster(few_blocks(), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(low_latency_options(4, 6, 256, patience(), true));
+  run_with_buffers(few_blocks(), low_latency_options(4, 6, 256, patience(), true), [&](Rank& rank, Buffer& buffer) {
     dispatch_and_check(rank, buffer, all);
     for (int other = 0; other < 4; ++other) {
       if ((rank.rank() == 1) != (other == 1)) buffer.low_latency_update_mask(other, true, rank.call().stream);
@@ -66,21 +63,14 @@ TEST_P(RailsOnlyTest, MasksAndNewConnections) {
     require(buffer.describe().find("rails only") != std::string::npos, buffer.describe());
     dispatch_and_check(rank, buffer, all);
     buffer.check();
-    buffer.destroy();
   });
 }
 
 TEST_P(RailsOnlyTest, WithoutItLowLatencyIsRefusedAndNormalModeWorks) {
-  DEEP_EP_NEEDS_RANKS(4);
   const Setting direct("DEEP_EP_RAIL_ONLY", "0");
   run_cluster(few_blocks(), [&](Rank& rank) {
-    std::string refusal;
-    try {
-      rank.buffer(low_latency_options(4, 6, 256));
-    } catch (const SystemError& error) {
-      refusal = error.what();
-    }
-    require(refusal.find("has no route to rail") != std::string::npos, refusal);
+    require_throws<SystemError>([&] { rank.buffer(low_latency_options(4, 6, 256)); }, {"has no route to rail"},
+                                "low latency");
     Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{16} << 20, .ranks_per_node = 2});
     run_round(rank, buffer, make_case({.tokens = equal_tokens(4, 16), .ranks_per_node = 2}), {});
     require(buffer.describe().find("rails only") == std::string::npos, buffer.describe());

@@ -55,24 +55,16 @@ void sleep_amid_calls(const ClusterOptions& cluster) {
   });
 }
 
-TEST_P(SuspendTest, EverythingIsAsBefore) {
-  DEEP_EP_NEEDS_RANKS(3);
-  sleep_amid_calls(cluster(3));
-}
-TEST_P(SuspendProcessesTest, EverythingIsAsBefore) {
-  DEEP_EP_NEEDS_RANKS(3);
-  sleep_amid_calls(cluster(3));
-}
+TEST_P(SuspendTest, EverythingIsAsBefore) { sleep_amid_calls(cluster(3)); }
+TEST_P(SuspendProcessesTest, EverythingIsAsBefore) { sleep_amid_calls(cluster(3)); }
 
 TEST_P(SuspendTest, IsRefusedBetweenNodes) {
-  DEEP_EP_NEEDS_RANKS(2);
   const Case one = make_case({.tokens = {3, 4}, .ranks_per_node = 1});
-  run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer({.heap_bytes = std::size_t{64} << 20, .ranks_per_node = 1});
-    require_throws<Unsupported>([&] { buffer.suspend(); }, {"RDMA"}, "RDMA");
-    run_round(rank, buffer, one);
-    buffer.destroy();
-  });
+  run_with_buffers(cluster(2), {.heap_bytes = std::size_t{64} << 20, .ranks_per_node = 1},
+                   [&](Rank& rank, Buffer& buffer) {
+                     require_throws<Unsupported>([&] { buffer.suspend(); }, {"RDMA"}, "RDMA");
+                     run_round(rank, buffer, one);
+                   });
 }
 
 }  // namespace

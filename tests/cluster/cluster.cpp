@@ -156,6 +156,7 @@ void Rank::release() {
 }
 
 void run_cluster(const ClusterOptions& options, const RankFunction& function) {
+  if (const std::string reason = missing(options.where, options.ranks); !reason.empty()) GTEST_SKIP() << reason;
   renew_time_factor();
   const bool processes = are_processes(options.where);
   if (is_rank_process()) {

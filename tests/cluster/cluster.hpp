@@ -43,9 +43,9 @@ std::string to_string(const Where& where);
 
 struct ClusterOptions {
   int ranks = 2;
-  Where where;
+  Where where = {};
   /// How the CPU executor behaves; with seed 0 the environment's DEEP_EP_HOST_SEED counts.
-  HostExecutorOptions host;
+  HostExecutorOptions host = {};
   /// Time that the bootstrap and, unless a test says otherwise, the buffers allow. 0 is patience(), and three times as
   /// long on GPUs, where ranks also make their contexts meanwhile.
   double timeout_s = 0;
@@ -85,6 +85,17 @@ class Rank {
   TensorView upload(const std::vector<T>& data, DType dtype, std::initializer_list<std::int64_t> shape) {
     return upload_bytes(std::as_bytes(std::span<const T>(data)), dtype, shape);
   }
+  /// Indices as int64 or int32, as `dtype` says; and from either.
+  TensorView upload_indices(const std::vector<std::int64_t>& data, DType dtype,
+                            std::initializer_list<std::int64_t> shape) {
+    if (dtype == DType::int64) return upload(data, dtype, shape);
+    return upload(std::vector<std::int32_t>(data.begin(), data.end()), dtype, shape);
+  }
+  std::vector<std::int64_t> download_indices(const TensorView& view) {
+    if (view.dtype == DType::int64) return download<std::int64_t>(view);
+    const auto narrow = download<std::int32_t>(view);
+    return {narrow.begin(), narrow.end()};
+  }
   /// Overwrites the first bytes of an existing tensor.
   void write(const TensorView& to, std::span<const std::byte> data);
 
@@ -113,7 +124,7 @@ class Rank {
 
 using RankFunction = std::function<void(Rank&)>;
 
-/// Throws one exception that says what every rank threw.
+/// Throws one exception that says what every rank threw. Where so many ranks cannot run, the test is skipped.
 void run_cluster(const ClusterOptions& options, const RankFunction& function);
 
 /// The same, where each rank has such a buffer, which it destroys behind the function.

@@ -48,4 +48,17 @@ inline void require_disagreement(Rank& rank, const std::vector<std::string>& wor
   require(std::ranges::count(all, std::byte{1}) > 0, "no rank found the mismatch");
 }
 
+/// The same of a call on buffers of their own; rank 1 is the odd one.
+inline void expect_disagreement(const ClusterOptions& cluster, const BufferOptions& options,
+                                const std::vector<std::string>& words,
+                                const std::function<void(Rank&, Buffer&, bool odd)>& call) {
+  run_cluster(cluster, [&](Rank& rank) {
+    Buffer& buffer = rank.buffer(options);
+    require_disagreement(rank, words, [&] {
+      call(rank, buffer, rank.rank() == 1);
+      buffer.check();
+    });
+  });
+}
+
 }  // namespace deep_ep::test

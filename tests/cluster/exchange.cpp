@@ -24,12 +24,6 @@ std::vector<T> first_rows(std::vector<T> all, std::int64_t rows, std::int64_t wi
   return all;
 }
 
-std::vector<std::int64_t> download_indices(Rank& rank, const TensorView& view) {
-  if (view.dtype == DType::int64) return rank.download<std::int64_t>(view);
-  const auto narrow = rank.download<std::int32_t>(view);
-  return {narrow.begin(), narrow.end()};
-}
-
 void require_shape(const TensorView& view, DType dtype, std::initializer_list<std::int64_t> shape, const char* name) {
   const TensorView wanted = TensorView::contiguous(nullptr, dtype, shape);
   const bool same = view.dtype == dtype && view.dims == wanted.dims && view.shape == wanted.shape;
@@ -61,7 +55,7 @@ void check_topk(Rank& rank, const Case& one, const DispatchResult& result, std::
   require(result.recv_topk_idx && result.recv_topk_weights, "top-k results are missing");
   require_shape(result.recv_topk_idx->view(), shape.idx_dtype, {rows, shape.topk}, "recv_topk_idx");
   require_shape(result.recv_topk_weights->view(), DType::float32, {rows, shape.topk}, "recv_topk_weights");
-  const auto indices = download_indices(rank, result.recv_topk_idx->view());
+  const auto indices = rank.download_indices(result.recv_topk_idx->view());
   require_same(expected.topk_idx, first_rows(indices, expected.rows, shape.topk), "recv_topk_idx", shape.topk);
   for (auto i = static_cast<std::size_t>(expected.rows * shape.topk); i < indices.size(); ++i) {
     require(indices[i] == -1, "recv_topk_idx: the tail must be -1, is " + std::to_string(indices[i]));
@@ -119,12 +113,7 @@ Inputs upload_inputs(Rank& rank, const Case& one) {
   const auto& input = input_of(rank, one);
   const auto& selection = one.selections[static_cast<std::size_t>(rank.rank())];
   Inputs result;
-  if (shape.idx_dtype == DType::int64) {
-    result.topk_idx = rank.upload(selection.idx, DType::int64, {input.tokens, shape.topk});
-  } else {
-    const std::vector<std::int32_t> narrow(selection.idx.begin(), selection.idx.end());
-    result.topk_idx = rank.upload(narrow, DType::int32, {input.tokens, shape.topk});
-  }
+  result.topk_idx = rank.upload_indices(selection.idx, shape.idx_dtype, {input.tokens, shape.topk});
   DispatchArguments& arguments = result.dispatch;
   arguments.x = rank.upload(input.x, shape.dtype, {input.tokens, shape.hidden});
   if (shape.scales > 0) arguments.x_scales = upload_scales(rank, input, shape.scale_dtype, shape.scale_layout);

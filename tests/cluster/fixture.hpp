@@ -22,7 +22,7 @@ class ClusterTest : public testing::TestWithParam<Where> {
   }
   /// Whether ranks that are processes run threads that ranks which are threads do not.
   virtual bool processes_have_threads() const { return false; }
-  ClusterOptions cluster(int ranks) const { return {.ranks = ranks, .where = GetParam(), .host = {}}; }
+  ClusterOptions cluster(int ranks) const { return {.ranks = ranks, .where = GetParam()}; }
   /// Where some ranks wait in the bootstrap while others go through deadlines.
   ClusterOptions cluster_with_absentees(int ranks) const {
     ClusterOptions options = cluster(ranks);
@@ -30,10 +30,6 @@ class ClusterTest : public testing::TestWithParam<Where> {
     return options;
   }
 };
-
-/// Skips, with the reason, if so many ranks cannot run.
-#define DEEP_EP_NEEDS_RANKS(ranks) \
-  if (const std::string reason = missing(GetParam(), ranks); !reason.empty()) GTEST_SKIP() << reason
 
 inline std::string name_of_place(const testing::TestParamInfo<Where>& info) { return to_string(info.param); }
 

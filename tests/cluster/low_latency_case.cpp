@@ -172,12 +172,7 @@ LowLatencyDispatchArguments upload_arguments(Rank& rank, const LowLatencyCase& o
   const std::int64_t tokens = shape.tokens[index(rank.rank())];
   LowLatencyDispatchArguments arguments;
   arguments.x = rank.upload(input.x, DType::bfloat16, {tokens, shape.hidden});
-  if (shape.idx_dtype == DType::int64) {
-    arguments.topk_idx = rank.upload(input.selection.idx, DType::int64, {tokens, shape.topk});
-  } else {
-    const std::vector<std::int32_t> narrow(input.selection.idx.begin(), input.selection.idx.end());
-    arguments.topk_idx = rank.upload(narrow, DType::int32, {tokens, shape.topk});
-  }
+  arguments.topk_idx = rank.upload_indices(input.selection.idx, shape.idx_dtype, {tokens, shape.topk});
   arguments.max_tokens = static_cast<int>(shape.max_tokens);
   arguments.num_experts = shape.experts();
   static_assert(static_cast<int>(LowLatencyFormat::fp8_aligned) == static_cast<int>(oracle::RowFormat::fp8_aligned));
@@ -221,8 +216,13 @@ void check_low_latency_dispatch(Rank& rank, const LowLatencyCase& one, const Low
   if (shape.masks.empty()) check_row_table(rank, one, result);
 }
 
+std::vector<std::int32_t> query_masks(Rank& rank, Buffer& buffer) {
+  const TensorView status = rank.upload(std::vector<std::int32_t>(index(rank.size()), -7), DType::int32, {rank.size()});
+  buffer.low_latency_query_mask(status, rank.call().stream);
+  return rank.download<std::int32_t>(status);
+}
+
 void require_one_left_out(Rank& rank, Buffer& buffer, const LowLatencyCase& one) {
-  const int ranks = one.shape.ranks();
   std::int32_t left_out = 0;
   for (int call = 0; call < 3; ++call) {
     try {
@@ -235,13 +235,11 @@ void require_one_left_out(Rank& rank, Buffer& buffer, const LowLatencyCase& one)
     }
     rank.bootstrap()->barrier();  // a rank that has waited in vain is not late for the next call
   }
-  const TensorView status =
-      rank.upload(std::vector<std::int32_t>(index(ranks), -1), DType::int32, {std::int64_t{ranks}});
-  buffer.low_latency_query_mask(status, rank.call().stream);
+  const std::vector<std::int32_t> masks = query_masks(rank, buffer);
   const std::vector<std::int32_t> expected = all_gather_values(*rank.bootstrap(), left_out);
   require(std::count(expected.begin(), expected.end(), 1) == 1, "one rank is left out");
   // The one that is left out may have masked the other before it was told.
-  if (left_out == 0) require_same(expected, rank.download<std::int32_t>(status), "masks");
+  if (left_out == 0) require_same(expected, masks, "masks");
 }
 
 LowLatencyDispatchResult dispatch_and_check(Rank& rank, Buffer& buffer, const LowLatencyCase& one, int num_sms) {

@@ -1,7 +1,9 @@
 // One low-latency dispatch, for all ranks: what goes in, and what the oracle says must come out.
 #pragma once
 
+#include <chrono>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "oracle/low_latency.hpp"
@@ -62,6 +64,26 @@ Result received(Result result) {
   return result;
 }
 
+/// Of two ranks, each sends calls 0 and 1. Rank 0 receives them and sends call 2, which takes the places of the first,
+/// before rank 1 has received any. Both have received call 2 in the end.
+template <class Send>
+auto send_third_before_the_other_receives(Rank& rank, const Send& send) {
+  std::vector results = {send(0), send(1)};
+  rank.executor()->synchronize(rank.stream());
+  for (const int sender : {0, 1}) {
+    if (rank.rank() == sender) {
+      for (int call = 0; call < 2; ++call) results[index(call)].hook();
+      rank.executor()->synchronize(rank.stream());
+      results.push_back(send(2));
+      // Time enough to write where it must not. Less of it hides a mistake, and harms nothing.
+      if (sender == 0) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    }
+    rank.bootstrap()->barrier();
+  }
+  results[2].hook();
+  return results;
+}
+
 /// An input as an output that a test will have refused.
 inline TensorView writable(const ConstTensorView& view) { return {view, const_cast<void*>(view.data)}; }
 
@@ -73,6 +95,9 @@ void check_low_latency_dispatch(Rank& rank, const LowLatencyCase& one, const Low
 
 /// A dispatch that receives at once, checked. A failure says which case it was.
 LowLatencyDispatchResult dispatch_and_check(Rank& rank, Buffer& buffer, const LowLatencyCase& one, int num_sms = 0);
+
+/// What low_latency_query_mask says of each rank.
+std::vector<std::int32_t> query_masks(Rank& rank, Buffer& buffer);
 
 /// With masking, by all ranks: three dispatches, in which what one rank posts to another fails. Either of the two is
 /// left out then, by all others, and told so.

@@ -20,6 +20,12 @@ std::vector<oracle::Combined> LowLatencyCombineCase::expected() const {
   return oracle::low_latency_combine(dispatched, inputs, how);
 }
 
+std::vector<oracle::Combined> LowLatencyCombineCase::expected_by_rails(int ranks_per_node) const {
+  LowLatencyCombineCase by_rails = *this;
+  by_rails.options.ranks_per_node = ranks_per_node;
+  return by_rails.expected();
+}
+
 std::vector<oracle::Combined> LowLatencyCombineCase::expected_with_hooks(Topology topology) const {
   LowLatencyCombineCase hooked = *this;
   hooked.options.unreduced = topology == Topology::one_node;
@@ -71,12 +77,7 @@ LowLatencyCombineArguments upload_combine(Rank& rank, const LowLatencyCombineCas
   LowLatencyCombineArguments arguments;
   arguments.x =
       rank.upload(input.x, DType::bfloat16, {shape.local_experts, shape.ranks() * shape.max_tokens, one.hidden});
-  if (shape.idx_dtype == DType::int64) {
-    arguments.topk_idx = rank.upload(input.selection.idx, DType::int64, {tokens, shape.topk});
-  } else {
-    const std::vector<std::int32_t> narrow(input.selection.idx.begin(), input.selection.idx.end());
-    arguments.topk_idx = rank.upload(narrow, DType::int32, {tokens, shape.topk});
-  }
+  arguments.topk_idx = rank.upload_indices(input.selection.idx, shape.idx_dtype, {tokens, shape.topk});
   arguments.topk_weights = rank.upload(input.selection.weights, DType::float32, {tokens, shape.topk});
   arguments.handle = &handle;
   return arguments;

@@ -16,6 +16,8 @@ struct LowLatencyCombineCase {
 
   /// What the oracle expects.
   std::vector<oracle::Combined> expected() const;
+  /// The same where rows go by rails.
+  std::vector<oracle::Combined> expected_by_rails(int ranks_per_node) const;
   /// The same with hooks, without masking: within a node owners get the rows as the experts left them.
   std::vector<oracle::Combined> expected_with_hooks(Topology topology) const;
 };

@@ -1,7 +1,6 @@
 // Low-latency calls between nodes of several ranks, by rails and directly: see LowLatencyRails.
 #pragma once
 
-#include <functional>
 #include <vector>
 
 #include "tests/cluster/low_latency_combine_case.hpp"
@@ -17,21 +16,6 @@ struct Nodes {
 
 using Combined = std::vector<oracle::Combined>;
 
-/// A dispatch of bfloat16 rows and a combine, with what combine gives either way. (Dispatch gives the same.)
-struct RailCase {
-  LowLatencyCombineCase calls;
-  Combined by_rails;
-  Combined direct;
-};
-RailCase make_rail_case(LowLatencyCombineCase calls, const Nodes& nodes);
-/// `hidden` 0: the same for combine as for dispatch.
-RailCase make_rail_case(const LowLatencyCaseShape& shape, const Nodes& nodes, std::int64_t hidden = 0);
-
-/// The same tokens, with other experts, different ones within a token: those for which `allowed(node of the token, node
-/// of the expert)` holds. If there are too few, the other selections are empty.
-LowLatencyCase select_nodes(const LowLatencyCase& one, const Nodes& nodes,
-                            const std::function<bool(int, int)>& allowed);
-
 /// Enough memory for cases of at most so many tokens and channels.
 BufferOptions rail_options(const Nodes& nodes, std::int64_t max_tokens, std::int64_t hidden, double timeout_s = 0);
 
@@ -41,7 +25,7 @@ void combine_both_ways(Rank& rank, Buffer& buffer, const LowLatencyCombineCase& 
 
 /// A dispatch and two combines of each case after the other on one buffer; `sms` in turn. Where nodes have rails
 /// (of 0 ranks: none), a third one with a hook, which goes directly.
-void run_combines(const ClusterOptions& cluster, const Nodes& nodes, const std::vector<LowLatencyCombineCase>& all,
+void run_combines(const ClusterOptions& cluster, const Nodes& nodes, const std::vector<LowLatencyCombineCase>& cases,
                   const std::vector<int>& sms = {0});
 
 }  // namespace deep_ep::test

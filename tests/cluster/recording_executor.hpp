@@ -5,27 +5,19 @@
 #include <functional>
 #include <map>
 #include <set>
+#include <utility>
 #include <vector>
 
-#include "kernels/elastic/dispatch_params.hpp"
-#include "kernels/elastic/params.hpp"
-#include "kernels/load_balance/params.hpp"
-#include "kernels/low_latency/params.hpp"
-#include "kernels/normal/layout.hpp"
-#include "kernels/normal/params.hpp"
-#include "kernels/rows/params.hpp"
-#include "simulation/kernels/nic_test.hpp"
-#include "simulation/kernels/simulated_nic.hpp"
 #include "tests/cluster/cluster.hpp"
-#include "tests/cluster/counting_executor.hpp"
+#include "tests/cluster/launches_executor.hpp"
 
 namespace deep_ep::test {
 
 /// While `recording`, says of every stream that it is being recorded. What is enqueued runs all the same, and kernels
 /// and copies run again with replay().
-class RecordingExecutor final : public CountingExecutor {
+class RecordingExecutor final : public LaunchesExecutor {
  public:
-  using CountingExecutor::CountingExecutor;
+  using LaunchesExecutor::LaunchesExecutor;
 
   /// Each time that it becomes true another graph is recorded.
   class Recording {
@@ -65,19 +57,6 @@ class RecordingExecutor final : public CountingExecutor {
     CountingExecutor::fill(destination, byte, bytes, stream);
     if (recording) work_.push_back([=, this] { CountingExecutor::fill(destination, byte, bytes, stream); });
   }
-  const KernelTable& kernels() const override {
-    static const KernelTable noting = [] {
-      KernelTable table;
-#define DEEP_EP_MEMBER(name, Params, max_threads) table.name = &note<&KernelTable::name, Params>;
-      DEEP_EP_KERNELS(DEEP_EP_MEMBER)
-#undef DEEP_EP_MEMBER
-      return table;
-    }();
-    const KernelTable& inner = CountingExecutor::kernels();
-    if (!recording) return inner;
-    launching_ = {&inner, &work_};
-    return noting;
-  }
   EventHandle record_event(StreamHandle stream) override {
     EventHandle event = CountingExecutor::record_event(stream);
     if (!recording) return event;
@@ -96,25 +75,12 @@ class RecordingExecutor final : public CountingExecutor {
   }
 
  private:
-  using Work = std::vector<std::function<void()>>;
-
-  /// What is to be launched next: a launcher is only told its arguments.
-  struct Launching {
-    const KernelTable* kernels;
-    Work* work;
-  };
-  static inline thread_local Launching launching_;
-
-  template <auto kMember, class Params>
-  static void note(const Params& params, const LaunchShape& shape, void* stream) {
-    const auto launch = [kernel = launching_.kernels->*kMember, params, shape, stream] {
-      kernel(params, shape, stream);
-    };
-    launch();
-    launching_.work->push_back(launch);
+  void launch(host_machine::KernelLaunch kernel, StreamHandle stream) override {
+    if (recording) work_.emplace_back([=] { host_machine::enqueue(kernel, stream); });
+    host_machine::enqueue(std::move(kernel), stream);
   }
 
-  mutable Work work_;
+  std::vector<std::function<void()>> work_;
   std::map<EventHandle, StreamHandle> recorded_on_;
   std::map<EventHandle, EventHandle> replayed_;  ///< for events of the recording, those of the replay
 };

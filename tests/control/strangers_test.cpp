@@ -86,22 +86,14 @@ TEST_P(StrangersTest, AnotherVersionIsClosed) {
   expect_refused(hello);
 }
 
-TEST_P(StrangersTest, ASlowOrSilentCallerDelaysNobody) {
+TEST_P(StrangersTest, ASlowSilentOrVanishingCallerDelaysNobody) {
   const Hello hello = this->hello();
+  for (const std::size_t bytes : {std::size_t{1}, sizeof hello - 1}) send_to(call(called()), &hello, bytes);
   const UniqueFd slow = call(called());
   const UniqueFd silent = call(called());
   send_to(slow, &hello, 1);
   expect_health();
   send_to(slow, reinterpret_cast<const char*>(&hello) + 1, 1);
-}
-
-TEST_P(StrangersTest, CallersThatHangUpAreForgotten) {
-  const Hello hello = this->hello();
-  for (const std::size_t bytes : {std::size_t{0}, std::size_t{1}, sizeof hello - 1}) {
-    const UniqueFd socket = call(called());
-    if (bytes != 0) send_to(socket, &hello, bytes);
-  }
-  expect_health();
 }
 
 TEST_P(StrangersTest, AFloodDelaysNobody) {

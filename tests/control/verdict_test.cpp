@@ -16,11 +16,6 @@ using Lost = std::vector<int>;
 
 Lost ends(const Facts& ranks, const Pairs& failed = {}) { return ends_of_chains({ranks, {}, failed}); }
 
-TEST(Verdict, NobodyIsLostWhereNothingIsKnown) {
-  EXPECT_EQ(ends({kLives, kLives, kLives}), (Lost{kNobody, kNobody, kNobody}));
-  EXPECT_EQ(ends({}), Lost{});
-}
-
 TEST(Verdict, AChainNamesTheRankAtItsEnd) {
   EXPECT_EQ(ends({gave_up_on(1), gave_up_on(2), gave_up_on(3), kLost, kLives}), (Lost{3, 3, 3, 3, kNobody}));
 }

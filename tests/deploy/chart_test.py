@@ -3,7 +3,7 @@
 import unittest
 
 import rules
-from support import CHART, DEPLOY, Failed, documents, load_all, main, needs, render_chart, run, tool
+from support import CHART, DEPLOY, Failed, documents, main, needs, render_chart
 
 EXAMPLES = sorted((CHART / "examples").glob("*.yaml"))
 IMAGE = {"image": "registry.example/deep-ep@sha256:" + "0" * 64}

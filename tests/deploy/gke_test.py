@@ -1,12 +1,10 @@
 """deploy/gke: what the scripts would do, what they refuse, and the objects of the networks."""
 
 import os
-import pathlib
 import shlex
-import tempfile
 import unittest
 
-from support import DEPLOY, documents, environment, main, run, stand_in
+from support import DEPLOY, InFolder, documents, environment, main, run, stand_in
 
 GKE = DEPLOY / "gke"
 SETTINGS = dict(
@@ -75,7 +73,7 @@ class NodePool(unittest.TestCase):
         self.assertNotIn("--quiet", start("delete-nodepool.sh", "--dry-run")[1])
 
 
-class Networks(unittest.TestCase):
+class Networks(InFolder):
     def test_the_file_is_what_the_script_prints(self):
         self.assertEqual(start("networks.sh"), (0, (GKE / "networks.yaml").read_text(), ""))
 
@@ -93,22 +91,19 @@ class Networks(unittest.TestCase):
         self.assertEqual(pairs, flags["--additional-node-network"])
 
     def test_creation_leaves_what_is_there(self):
-        with tempfile.TemporaryDirectory() as folder:
-            folder = pathlib.Path(folder)
-            stand_in(folder / "bin", "gcloud", f'echo "$*" >>{folder}/calls\n[[ "$*" != *describe*rdma-sub-3* ]]\n')
-            status, text, _ = run([GKE / "create-networks.sh"], env=environment(folder / "bin", **SETTINGS))
-            self.assertEqual(status, 0)
-            created = [line for line in (folder / "calls").read_text().splitlines() if " create " in line]
-            self.assertEqual(len(created), 1)
-            self.assertIn("my-cluster-rdma-sub-3", created[0])
-            self.assertIn("subnets my-cluster-rdma-sub-2: it is there", text)
+        stand_in(self.top / "bin", "gcloud", f'echo "$*" >>{self.top}/calls\n[[ "$*" != *describe*rdma-sub-3* ]]\n')
+        status, text, _ = run([GKE / "create-networks.sh"], env=environment(self.top / "bin", **SETTINGS))
+        self.assertEqual(status, 0)
+        created = [line for line in (self.top / "calls").read_text().splitlines() if " create " in line]
+        self.assertEqual(len(created), 1)
+        self.assertIn("my-cluster-rdma-sub-3", created[0])
+        self.assertIn("subnets my-cluster-rdma-sub-2: it is there", text)
 
 
-class Environment(unittest.TestCase):
+class Environment(InFolder):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.bin = pathlib.Path(folder.name) / "bin"
+        super().setUp()
+        self.bin = self.top / "bin"
         for name in ("gcloud", "kubectl"):
             stand_in(self.bin, name, "")
 

@@ -2,13 +2,11 @@
 and values are rendered by the real programs, and what the guides name is there."""
 
 import json
-import pathlib
 import re
 import shutil
-import tempfile
 import unittest
 
-from support import CHART, DEPLOY, ROOT, documents, environment, load_all, main, needs, render, run, stand_in, tool
+from support import CHART, DEPLOY, ROOT, InFolder, documents, environment, load_all, main, needs, render, run, stand_in, tool
 
 GUIDES = {name: (ROOT / "docs/how-to" / name).read_text() for name in ("gke.md", "testbed.md")}
 # Nothing is there before it is made.
@@ -43,12 +41,10 @@ def edited(text):
     return text.replace("my-project", "our-project").replace("0" * 64, "12" * 32)
 
 
-class Run(unittest.TestCase):
+class Run(InFolder):
     def setUp(self):
         needs("kubectl", "helm")
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.top = pathlib.Path(folder.name)
+        super().setUp()
         shutil.copytree(DEPLOY, self.top / "deploy")
         for name, script in (("gcloud", GCLOUD), ("kubectl", KUBECTL), ("helm", HELM), ("git", "echo 0123456789\n")):
             stand_in(self.top / "bin", name, script)

@@ -2,12 +2,9 @@
 
 import json
 import os
-import pathlib
 import shutil
-import tempfile
-import unittest
 
-from support import DEPLOY, documents, main, run, tool
+from support import DEPLOY, InFolder, documents, main, run, tool
 
 [CONFIG] = [d for d in documents(DEPLOY / "k8s/base/installer-daemonset.yaml") if d["kind"] == "ConfigMap"]
 TOOL = """#!/bin/sh
@@ -21,11 +18,9 @@ esac
 """
 
 
-class Installer(unittest.TestCase):
+class Installer(InFolder):
     def setUp(self):
-        self.folder = tempfile.TemporaryDirectory()
-        self.addCleanup(self.folder.cleanup)
-        self.top = pathlib.Path(self.folder.name)
+        super().setUp()
         self.host = self.top / "host"
         for name in ("host", "status"):
             (self.top / name).mkdir()

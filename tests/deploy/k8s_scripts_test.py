@@ -1,12 +1,9 @@
 """The scripts beside the manifests, with a stand-in for kubectl."""
 
-import pathlib
 import shutil
-import tempfile
-import unittest
 
 import rules
-from support import DEPLOY, documents, environment, main, render, run, stand_in
+from support import DEPLOY, InFolder, documents, environment, main, render, run, stand_in
 
 DIGEST = "sha256:" + "a1" * 32
 KUBECTL = r"""
@@ -26,11 +23,9 @@ esac
 """
 
 
-class Scripts(unittest.TestCase):
+class Scripts(InFolder):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.top = pathlib.Path(folder.name)
+        super().setUp()
         stand_in(self.top / "bin", "kubectl", KUBECTL)
         stand_in(self.top / "bin", "sleep", "exec /bin/sleep 0.02\n")
         shutil.copytree(DEPLOY / "k8s", self.top / "k8s")

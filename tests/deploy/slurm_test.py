@@ -1,10 +1,6 @@
 """deploy/slurm with a stand-in for srun: what is started, and whose status comes back."""
 
-import pathlib
-import tempfile
-import unittest
-
-from support import DEPLOY, environment, main, run, stand_in
+from support import DEPLOY, InFolder, environment, main, run, stand_in
 
 
 # It starts the second node's process.
@@ -14,11 +10,9 @@ SLURM_NODEID=1 "$@" && exit "$STATUS"
 """
 
 
-class Slurm(unittest.TestCase):
+class Slurm(InFolder):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.top = pathlib.Path(folder.name)
+        super().setUp()
         stand_in(self.top / "bin", "srun", SRUN)
         stand_in(self.top / "bin", "scontrol", '[ "$*" = "show hostnames gpu[07-08]" ] && printf "gpu07\\ngpu08\\n"')
         stand_in(self.top / "prefix/bin", "deep_ep", 'echo "$RANK/$WORLD_SIZE $MASTER_ADDR $DEEP_EP_JOB_TOKEN $*" >"$CALLS.rank"\n')

@@ -1,14 +1,11 @@
 """The chart's scripts on two "nodes" of this machine, with stand-ins for deep_ep, ssh, sshd, mpirun and getent."""
 
 import os
-import pathlib
 import shutil
 import signal
 import subprocess
-import tempfile
-import unittest
 
-from support import CHART, environment, main, stand_in
+from support import CHART, InFolder, environment, main, stand_in
 
 SAMPLE = """#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
      2097152        524288     float     sum      -1    123.4   17.01   31.89      0    123.4   17.01   31.89      0
@@ -48,11 +45,9 @@ def end_group(process):
         pass
 
 
-class Testbed(unittest.TestCase):
+class Testbed(InFolder):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.top = pathlib.Path(folder.name)
+        super().setUp()
         self.results = self.top / "results"
         programs = self.top / "bin"
         for name, script in (

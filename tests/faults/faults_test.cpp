@@ -1,6 +1,7 @@
 // A first thousand runs, in parts. scripts/faults makes any number of others.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
 #include <tuple>
 
@@ -48,7 +49,8 @@ TEST(FaultsInSetUpTest, EveryAllocation) {
   }
 }
 
-/// A process is killed early in each kind of call of each topology: the others name it, or mask it.
+/// A process is killed early in each kind of call of each topology: the others name it, or mask it, long before the
+/// deadline.
 TEST(FaultsKilledTest, InEveryKindOfCall) {
   std::set<std::tuple<test::Topology, bool, Step::Kind>> seen;
   constexpr std::size_t kAll = 3 * 5 + 2 + 3 * 2;  // three topologies with all calls; only_rdma; three with masks
@@ -56,9 +58,15 @@ TEST(FaultsKilledTest, InEveryKindOfCall) {
     const Plan plan = make_plan(seed, Fault::kill);
     const Step::Kind kind = plan.steps[static_cast<std::size_t>(plan.step)].kind;
     if (plan.event > 20 || !seen.insert({plan.topology, plan.masking, kind}).second) continue;
-    const Verdict verdict = run(plan, test::scaled(1));
+    const Verdict verdict = run(plan, std::min(test::scaled(60), test::cluster_patience() / 2));
     for (const Violation& one : verdict.violations) ADD_FAILURE() << plan.describe() << ": " << one.text;
     EXPECT_EQ(verdict.summary, plan.masking ? "masked" : "TimeoutError") << plan.describe();
+    EXPECT_LT(verdict.slowest, 0.25) << plan.describe();
+    const std::string ended = "the process of rank " + std::to_string(plan.rank) + " has ended (process ";
+    for (int rank = 0; rank < plan.ranks && !plan.masking; ++rank) {
+      const std::string& how = verdict.ranks[static_cast<std::size_t>(rank)];
+      EXPECT_TRUE(rank == plan.rank || how.find(ended) != std::string::npos) << plan.describe() << ": " << how;
+    }
   }
   EXPECT_EQ(seen.size(), kAll);
 }

@@ -2,24 +2,21 @@
 #pragma once
 
 #include <atomic>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <string>
+#include <utility>
 
 #include "deep_ep/error.hpp"
-#include "kernels/low_latency/params.hpp"
-#include "kernels/normal/params.hpp"
 #include "kernels/rdma/params.hpp"
-#include "tests/cluster/counting_executor.hpp"
+#include "tests/cluster/launches_executor.hpp"
 #include "tests/faults/freezer.hpp"
 
 namespace deep_ep::faults {
 
-class FaultyExecutor final : public test::CountingExecutor {
+class FaultyExecutor final : public test::LaunchesExecutor {
  public:
   FaultyExecutor(const HostExecutorOptions& options, int ranks)
-      : CountingExecutor(make_host_executor(options)), ranks_(ranks) {}
+      : LaunchesExecutor(make_host_executor(options)), ranks_(ranks) {}
 
   const std::shared_ptr<Freezer> freezer = std::make_shared<Freezer>();
   /// Counts down with every allocation. At 1 all fail, until it is 0: MemoryCache tries a second time, in vain.
@@ -44,7 +41,7 @@ class FaultyExecutor final : public test::CountingExecutor {
   }
   void free_after(void* memory, StreamHandle stream) noexcept override {
     live_ -= memory != nullptr;
-    CountingExecutor::free_after(memory, of(stream));
+    CountingExecutor::free_after(memory, stream);
   }
   void* allocate_pinned(std::size_t bytes) override;
   void free_pinned(void* memory) noexcept override {
@@ -52,38 +49,17 @@ class FaultyExecutor final : public test::CountingExecutor {
     CountingExecutor::free_pinned(memory);
   }
 
-  StreamHandle create_stream() override;
-  void destroy_stream(StreamHandle stream) noexcept override;
-  EventHandle record_event(StreamHandle stream) override { return CountingExecutor::record_event(of(stream)); }
-  EventHandle record_timed_event(StreamHandle stream) override {
-    return CountingExecutor::record_timed_event(of(stream));
-  }
-  void wait_event(StreamHandle stream, const EventHandle& event) override {
-    CountingExecutor::wait_event(of(stream), event);
-  }
-  void synchronize(StreamHandle stream) override { CountingExecutor::synchronize(of(stream)); }
-  std::uint64_t capture_id(StreamHandle stream) override { return CountingExecutor::capture_id(of(stream)); }
+  StreamHandle create_stream() override { return ++streams_, CountingExecutor::create_stream(); }
+  void destroy_stream(StreamHandle stream) noexcept override { --streams_, CountingExecutor::destroy_stream(stream); }
   void copy(void* destination, const void* source, std::size_t bytes, StreamHandle stream) override {
     note_table(destination, source, bytes);
-    CountingExecutor::copy(destination, source, bytes, of(stream));
-  }
-  void fill(void* destination, int byte, std::size_t bytes, StreamHandle stream) override {
-    CountingExecutor::fill(destination, byte, bytes, of(stream));
+    CountingExecutor::copy(destination, source, bytes, stream);
   }
 
  private:
-  /// A stream whose kernels the freezer watches while it is armed.
-  struct Stream final : host_machine::LaunchQueue {
-    void launch(host_machine::KernelLaunch kernel) override {
-      if (freezer->armed()) kernel = watched(std::move(kernel), freezer);
-      static_cast<LaunchQueue*>(inner)->launch(std::move(kernel));
-    }
-    StreamHandle inner = nullptr;
-    std::shared_ptr<Freezer> freezer;
-  };
-
-  static StreamHandle of(StreamHandle stream) {
-    return stream == nullptr ? nullptr : static_cast<Stream&>(*static_cast<host_machine::LaunchQueue*>(stream)).inner;
+  /// The freezer watches kernels while it is armed.
+  void launch(host_machine::KernelLaunch kernel, StreamHandle stream) override {
+    host_machine::enqueue(freezer->armed() ? watched(std::move(kernel), freezer) : std::move(kernel), stream);
   }
   bool break_key(RdmaPeerParams* table, int channel, int peer, StreamHandle stream);
   /// Is that a table of queue pairs, and not a tensor of the same size? That of low-latency calls comes first.
@@ -107,12 +83,10 @@ class FaultyExecutor final : public test::CountingExecutor {
   }
 
   const int ranks_;
-  std::atomic<int> live_ = 0;
+  std::atomic<int> live_ = 0, streams_ = 0;
   /// Device memory: the tables of queue pairs.
   RdmaPeerParams* low_latency_ = nullptr;
   RdmaPeerParams* internode_ = nullptr;
-  mutable std::mutex mutex_;
-  std::map<StreamHandle, std::unique_ptr<Stream>> streams_;
 };
 
 }  // namespace deep_ep::faults

@@ -200,10 +200,7 @@ struct RankRun::Calls {
 
   void look_at_masks() {
     if (!plan.masking) return;
-    const TensorView status =
-        rank.upload(std::vector<std::int32_t>(static_cast<std::size_t>(plan.ranks), -1), DType::int32, {plan.ranks});
-    buffer->low_latency_query_mask(status, rank.stream());
-    const auto seen = rank.download<std::int32_t>(status);
+    const auto seen = query_masks(rank, *buffer);
     masked.clear();
     for (int r = 0; r < plan.ranks; ++r) {
       if (seen[static_cast<std::size_t>(r)] != 0) masked.push_back(r);
@@ -303,7 +300,7 @@ Outcome RankRun::run() {
 void run_clean_round(const std::shared_ptr<Bootstrap>& bootstrap, const std::shared_ptr<Executor>& executor) {
   Plan plan{.seed = 1, .ranks = bootstrap->size()};
   const Data data = make_data(plan);
-  Rank rank(bootstrap->rank(), {.ranks = plan.ranks, .where = {}, .host = {}}, bootstrap, executor);
+  Rank rank(bootstrap->rank(), {.ranks = plan.ranks}, bootstrap, executor);
   Buffer& buffer = rank.buffer(test::low_latency_options(plan.ranks, 8, 256));
   run_round(rank, buffer, data.normal[0]);
   const LowLatencyHandle handle = dispatch_and_check(rank, buffer, data.low_latency[0].before).handle;

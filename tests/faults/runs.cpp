@@ -1,11 +1,12 @@
 #include "tests/faults/runs.hpp"
 
-#include <condition_variable>
+#include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <mutex>
 #include <thread>
 
+#include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
 #include "tests/cluster/processes.hpp"
 #include "tests/faults/rank_run.hpp"
@@ -24,35 +25,6 @@ double hang_after(const Plan& plan, double deadline_s) {
   return 3 * static_cast<double>(plan.steps.size() + 3) * deadline_s + 2 * bootstrap_timeout(plan, deadline_s) +
          test::scaled(20);
 }
-
-/// Threads that must all come to an end.
-class Threads {
- public:
-  template <class Body>
-  void add(Body body) {
-    ++running_;
-    threads_.emplace_back([this, body = std::move(body)] {
-      body();
-      const std::lock_guard lock(mutex_);
-      --running_;
-      changed_.notify_all();
-    });
-  }
-  /// False when more than `left` still run after so many seconds.
-  bool wait(int left, double seconds) {
-    std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return running_ <= left; });
-  }
-  void join() {
-    for (auto& thread : threads_) thread.join();
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  int running_ = 0;
-  std::vector<std::thread> threads_;
-};
 
 [[noreturn]] void hang(const Plan& plan, const char* what) {
   std::fprintf(stderr, "faults: %s hangs: %s\n", what, plan.describe().c_str());
@@ -91,15 +63,24 @@ Verdict run_threads(const Plan& plan, double deadline_s) {
                     .time = &time};
     selves.push_back(std::make_unique<RankRun>(plan, data, std::move(parts), deadline_s));
   }
-  Threads threads;
+  std::atomic<int> running = plan.ranks;
+  std::vector<std::thread> threads;
   for (std::size_t r = 0; r < ranks; ++r) {
-    threads.add([&, r] { outcomes[r] = selves[r]->run(); });
+    threads.emplace_back([&, r] {
+      outcomes[r] = selves[r]->run();
+      --running;
+    });
   }
-  const double limit_s = hang_after(plan, deadline_s);
-  if (!threads.wait(plan.fault == Fault::freeze ? 1 : 0, limit_s)) hang(plan, "a rank");
+  const auto wait_for_all_but = [&](int left, const char* what) {
+    for (const Deadline deadline(hang_after(plan, deadline_s)); running > left;) {
+      if (deadline.expired()) hang(plan, what);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  };
+  wait_for_all_but(plan.fault == Fault::freeze ? 1 : 0, "a rank");
   for (auto& executor : executors) executor->freezer->release();
-  if (!threads.wait(0, limit_s)) hang(plan, "the rank that stood still");
-  threads.join();
+  wait_for_all_but(0, "the rank that stood still");
+  for (auto& thread : threads) thread.join();
 
   for (const auto& self : selves) self->drop_buffer();
   selves.clear();

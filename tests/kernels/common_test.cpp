@@ -104,20 +104,6 @@ TEST(Wait, WithoutDeadlineLeavesWhenTheCallIsCalledOff) {
   });
 }
 
-TEST(Wait, ForALostRankEndsWithoutADeadline) {
-  on_every_executor([](Executor& executor) {
-    const Wait wait(executor);
-    wait.lose(3);
-    run(executor, wait_probe(), {1, 96, 0}, wait.params(0));
-    for (std::size_t thread = 0; thread <= 32; ++thread) ASSERT_EQ(wait.returned[thread], 1u) << "thread " << thread;
-    EXPECT_EQ(wait.faults[0].kind, FaultKind::timeout);
-    EXPECT_EQ(wait.faults[0].wanted, Wanted::counts);
-    EXPECT_EQ(wait.faults[0].peer, 3);
-    EXPECT_NE(wait.abort[0], 0u);
-    EXPECT_EQ(wait.words[0].ended, 3u + 1) << "others wait for this rank";
-  });
-}
-
 TEST(Wait, ForWhatIsThereDoesNotAskWhoIsLost) {
   on_every_executor([](Executor& executor) {
     const Wait wait(executor);

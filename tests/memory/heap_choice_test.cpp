@@ -10,6 +10,7 @@
 
 #include "deep_ep/error.hpp"
 #include "tests/cluster/processes.hpp"
+#include "tests/rdma/messages.hpp"
 
 namespace deep_ep {
 namespace {
@@ -44,12 +45,7 @@ HeapPlan plan(const std::vector<HeapCapabilities>& ranks, std::size_t bytes = 10
 }
 
 std::string refusal(const std::vector<HeapCapabilities>& ranks) {
-  try {
-    plan(ranks);
-  } catch (const SystemError& error) {
-    return error.what();
-  }
-  return "";
+  return test::message_of<SystemError>([&] { plan(ranks); });
 }
 
 TEST(HeapChoice, OneHostSharesFileDescriptors) {

@@ -50,16 +50,6 @@ TEST_F(MemoryCacheTest, SizesAreRoundedUpByAnEighthAtMost) {
   EXPECT_EQ(MemoryCache::size_class(~std::size_t{0}), ~std::size_t{0});
 }
 
-TEST_F(MemoryCacheTest, MemoryThatTheHomeAloneUsedComesBackAtOnce) {
-  const auto block = cache_->allocate(1000);
-  EXPECT_EQ(executor_->live_bytes, 1024u);
-  back(block);
-  EXPECT_EQ(cache_->allocate(600).memory, block.memory);
-  EXPECT_EQ(executor_->allocated, 1);
-  EXPECT_TRUE(at_home().waited_for.empty());
-  back(block);
-}
-
 TEST_F(MemoryCacheTest, WhatIsUsedAgainIsNotUnused) {
   for (int call = 0; call < 3; ++call) back(cache_->allocate(MemoryCache::kMostUnused / 2));
   back(cache_->allocate(5000));

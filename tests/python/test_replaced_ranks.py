@@ -116,7 +116,7 @@ def after(buffer, recorded=None):
 
 
 def test_a_new_process_takes_the_place_of_a_dead_one():
-    """Three in turn, one of them in mid call: in C++ (buffer/low_latency/replaced_rank_test.cpp)."""
+    """Two in turn: in C++ (buffer/low_latency/replaced_rank_test.cpp)."""
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     cluster, newcomer = Cluster(RANKS), Cluster(1)
     try:

@@ -5,26 +5,20 @@
 
 #include <optional>
 #include <set>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "deep_ep/error.hpp"
+#include "tests/rdma/messages.hpp"
 #include "tests/support/setting.hpp"
 #include "tests/support/variables.hpp"
 
 namespace deep_ep {
 namespace {
 
-template <class Call>
-std::string refusal(Call&& call) {
-  try {
-    call();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "";
-}
+using test::contains;
+using test::message_of;
+using test::says;
 
 TEST(Environment, EveryVariableIsDescribedAndItsDefaultIsInEffect) {
   std::set<std::string_view> names;
@@ -87,9 +81,8 @@ TEST(Environment, MalformedNumbersAreRefusedByNameAndValue) {
   for (const char* value : {"soon", "-1", "1s", "1,5", "nan", "inf", " 3", "0x"}) {
     SCOPED_TRACE(value);
     const Setting set("DEEP_EP_TIMEOUT_S", value);
-    const std::string text = refusal([] { environment::number("DEEP_EP_TIMEOUT_S"); });
-    EXPECT_NE(text.find("DEEP_EP_TIMEOUT_S"), std::string::npos) << text;
-    EXPECT_NE(text.find(value), std::string::npos) << text;
+    const std::string text = message_of<InvalidArgument>([] { environment::number("DEEP_EP_TIMEOUT_S"); });
+    EXPECT_TRUE(says(text, {"DEEP_EP_TIMEOUT_S", value}));
   }
 }
 
@@ -114,8 +107,7 @@ TEST(Environment, ChoicesNameWhatIsAllowed) {
   };
   EXPECT_EQ(read("auto"), "auto");
   EXPECT_EQ(read("doorbell"), "doorbell");
-  const std::string text = refusal([&] { read("door"); });
-  EXPECT_NE(text.find("auto|gpu|doorbell|cpu"), std::string::npos) << text;
+  EXPECT_TRUE(contains(message_of<InvalidArgument>([&] { read("door"); }), "auto|gpu|doorbell|cpu"));
   EXPECT_THROW(read("auto|gpu"), InvalidArgument);
 }
 

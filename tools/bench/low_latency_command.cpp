@@ -50,7 +50,7 @@ struct LowLatencyBenchOptions : BenchOptions {
 
 /// One rank's part in the measurements for one number of tokens. Operations are "dispatch", "combine" and
 /// "dispatch+combine"; parts "whole", "send", "receive" and "graph"; modes of combine "plain" and "zero copy".
-/// Rates are those of the time back to back or, if there is none, of aligned rounds.
+/// Rates are those of the time back to back.
 class LowLatencyMeasurer {
  public:
   LowLatencyMeasurer(const LowLatencyBenchOptions& options, const RankTask& task, const Figure& common, Report& report)
@@ -139,14 +139,13 @@ class LowLatencyMeasurer {
   void measure_whole(const Figure& figure, const Bytes& bytes, const Call& call, const Check& check) {
     const Timing timing = meter_.measure(options_.rounds, call);
     check_after(check, call);
-    add(figure, "whole", timing, meter_.host_seconds(options_.rounds, call), bytes);
+    add(figure, "whole", timing, bytes);
     const auto graph = options_.graphs ? record_graph(executor_, rank_.stream(), call) : nullptr;
     if (graph == nullptr) return;
     const auto launch = [&] { graph(rank_.stream()); };
     const Timing replayed = meter_.measure(options_.rounds, launch);
-    const double host = meter_.host_seconds(options_.rounds, launch);
     check_after(check, launch);
-    add(figure, "graph", replayed, host, bytes);
+    add(figure, "graph", replayed, bytes);
   }
 
   /// Checks a call that follows calls with other rows, one for each half of the window.
@@ -177,14 +176,14 @@ class LowLatencyMeasurer {
             static_cast<double>(task_.routes.total_between_ranks()) * static_cast<double>(wire_row) / shape_.ranks};
   }
 
-  /// `host`: seconds that a call keeps the host busy; 0 of parts, whose bytes are not known either.
-  void add(Figure figure, const char* part, const Timing& timing, double host = 0, const Bytes& bytes = {}) {
+  /// Parts have no rounds back to back, and their bytes are not known.
+  void add(Figure figure, const char* part, const Timing& timing, const Bytes& bytes = {}) {
     if (task_.rank() != 0) return;
     figure.part = part;
     set_times(figure, timing);
-    const double seconds = timing.back_to_back > 0 ? timing.back_to_back : timing.median;
-    if (host > 0 && seconds > 0) {
-      figure.host_us = host * 1e6;
+    const double seconds = timing.back_to_back;
+    if (seconds > 0) {
+      figure.host_us = timing.host * 1e6;
       figure.gb_per_s = bytes.selected / seconds * 1e-9;
       if (bytes.wire > 0) figure.nvlink_wire_gb_per_s = bytes.wire / seconds * 1e-9;
     }

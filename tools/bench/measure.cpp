@@ -36,8 +36,11 @@ Timing Meter::measure(const Rounds& rounds, const std::function<void()>& call) {
   // is needed, and the host's share shows only where the host has to wait.
   align();
   std::vector<EventHandle> events{executor_.record_timed_event(stream_)};
+  std::vector<double> host;
   for (int round = 0; round < rounds.count; ++round) {
+    const auto begin = Clock::now();
     call();
+    host.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
     events.push_back(executor_.record_timed_event(stream_));
   }
   executor_.synchronize(stream_);
@@ -45,6 +48,7 @@ Timing Meter::measure(const Rounds& rounds, const std::function<void()>& call) {
   for (std::size_t i = 1; i < events.size(); ++i) spans.push_back(executor_.elapsed_seconds(events[i - 1], events[i]));
 
   timing.back_to_back = median(slowest(spans));
+  timing.host = slowest({median(host)}).front();
   return timing;
 }
 
@@ -62,20 +66,6 @@ std::pair<Timing, Timing> Meter::measure_parts(const Rounds& rounds, const std::
   // One after the other: both are collective.
   const Timing of_first = summarise(firsts);
   return {of_first, summarise(seconds)};
-}
-
-double Meter::host_seconds(const Rounds& rounds, const std::function<void()>& call) {
-  for (int round = 0; round < rounds.warmup; ++round) call();
-  executor_.synchronize(stream_);
-  align();
-  std::vector<double> seconds;
-  for (int round = 0; round < rounds.count; ++round) {
-    const auto begin = Clock::now();
-    call();
-    seconds.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
-  }
-  executor_.synchronize(stream_);
-  return slowest({median(seconds)}).front();
 }
 
 Meter::Round Meter::run(const std::function<void()>& call) {

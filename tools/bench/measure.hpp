@@ -17,7 +17,8 @@ struct Timing {
   double slowest = 0;
   double mean = 0;
   double wall = 0;          ///< median of the same rounds by the host's clock: from the call to the end of its kernels
-  double back_to_back = 0;  ///< mean of rounds enqueued one after the other, without the host waiting in between
+  double back_to_back = 0;  ///< median of rounds enqueued one after the other, without the host waiting in between
+  double host = 0;          ///< of the same rounds: how long a call keeps the host busy, median of the slowest rank
 };
 
 struct Rounds {
@@ -40,9 +41,6 @@ class Meter {
   /// the second. There are no times of rounds back to back.
   std::pair<Timing, Timing> measure_parts(const Rounds& rounds, const std::function<void()>& first,
                                           const std::function<void()>& second);
-  /// Collective. Seconds that a call keeps the host busy while the device works on earlier ones: the median of the
-  /// slowest rank.
-  double host_seconds(const Rounds& rounds, const std::function<void()>& call);
 
  private:
   /// One aligned round: seconds by device events and by the host's clock.

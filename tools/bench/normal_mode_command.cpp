@@ -103,7 +103,6 @@ class NormalModeMeasurer {
     Figure figure = named(exchange ? "layout+notify+dispatch" : "dispatch", call.fp8 ? "fp8" : "bf16",
                           exchange ? "exchange" : "cached");
     set_sms(figure, call.num_sms, defaults::kDispatchSms);
-    if (!exchange) set_host(figure, dispatch);
     report(figure, timing, call.fp8 ? shape_.row_bytes_8bit() : shape_.row_bytes_bf16());
   }
 
@@ -126,7 +125,6 @@ class NormalModeMeasurer {
                           : pull            ? "in heap"
                                             : "copied");
     set_sms(figure, num_sms, defaults::kCombineSms);
-    set_host(figure, combine);
     rank_.buffer().check();
     if (options_.check) rank_.check_combined(result);
     executor_.synchronize(rank_.stream());
@@ -163,14 +161,11 @@ class NormalModeMeasurer {
     if (sms > 0) figure.sms = sms;
   }
 
-  /// Of calls that do not wait for the device, between nodes.
-  void set_host(Figure& figure, const std::function<void()>& call) {
-    if (shape_.nodes > 1) figure.host_us = meter_.host_seconds(options_.rounds, call) * 1e6;
-  }
-
   /// `row_bytes`: 0 where no rows go anywhere.
   void report(Figure figure, const Timing& timing, std::int64_t row_bytes = 0) {
     set_times(figure, timing);
+    // Of calls that do not wait for the device, between nodes.
+    if (shape_.nodes > 1 && row_bytes > 0 && figure.mode != "exchange") figure.host_us = timing.host * 1e6;
     const auto set = [&](Figure::Number& rate, std::int64_t rows) {
       const double bytes = static_cast<double>(row_bytes) / shape_.ranks * static_cast<double>(rows);
       if (bytes > 0 && timing.median > 0) rate = bytes / timing.median * 1e-9;

@@ -17,6 +17,11 @@ struct ElasticKind {
   bool stats = false;
   bool copy = false;
   bool column_major = false;
+  bool each_selection = false;   ///< of combine, as the following
+  bool combine_weights = false;  ///< not with each_selection
+  /// Some rows have lost a selection's row, or name one that x does not have; and there are rows of a program's own, of
+  /// no rank or of no token.
+  bool gaps = false;
 };
 
 /// More than any rank has.
@@ -154,12 +159,7 @@ void check_elastic_rows(Rank& rank, const Case& one, const ElasticKind& kind, co
   }
   require(result.recv_topk_idx.has_value() == !kind.expand, "recv_topk_idx");
   if (kind.expand) return;
-  std::vector<std::int64_t> indices;
-  if (shape.idx_dtype == DType::int64) {
-    indices = rank.download<std::int64_t>(result.recv_topk_idx->view());
-  } else {
-    for (const std::int32_t index : rank.download<std::int32_t>(result.recv_topk_idx->view())) indices.push_back(index);
-  }
+  const std::vector<std::int64_t> indices = rank.download_indices(result.recv_topk_idx->view());
   std::vector<std::int64_t> wanted = came.topk_idx;
   wanted.resize(indices.size(), -1);
   require_same(wanted, indices, "recv_topk_idx", shape.topk);

@@ -1,4 +1,4 @@
-// Dispatch of the second interface, bit for bit against plain loops.
+// Dispatch of the second interface: little memory, ranks that do not agree or come late, wrong arguments.
 #include <chrono>
 #include <thread>
 
@@ -7,6 +7,7 @@
 #include "tests/cluster/fixture.hpp"
 #include "tests/cluster/late_block_executor.hpp"
 #include "tests/cluster/marking_executor.hpp"
+#include "tests/support/bytes.hpp"
 
 namespace deep_ep::test {
 namespace {
@@ -14,143 +15,24 @@ namespace {
 class ElasticDispatchTest : public ClusterTest {};
 DEEP_EP_ON_THREADS(ElasticDispatchTest);
 
-/// With and without everything that has code of its own.
-std::vector<std::pair<Case, ElasticKind>> dispatch_kinds(const std::vector<std::int64_t>& tokens, int topk) {
-  std::vector<std::pair<Case, ElasticKind>> kinds;
-  for (int number = 0; number < 12; ++number) {
-    const ElasticKind kind{.exact = number % 2 == 0,
-                           .expand = number % 3 == 0,
-                           .weights = number % 4 != 1,
-                           .stats = number % 3 == 1,
-                           .copy = number % 5 == 0,
-                           .column_major = number % 4 == 2};
-    kinds.emplace_back(make_case({.tokens = tokens,
-                                  .local_experts = number % 4 == 3 ? 40 : 3,
-                                  .topk = topk,
-                                  .idx_dtype = number % 2 == 0 ? DType::int64 : DType::int32,
-                                  .routing = oracle::kRoutings[std::size_t(number) % std::size(oracle::kRoutings)],
-                                  .dtype = number % 2 == 0 ? DType::bfloat16 : DType::uint8,
-                                  .hidden = number % 3 == 2 ? 1040 : 80,
-                                  .scales = number % 4 == 0   ? 0
-                                            : number % 4 == 1 ? 5
-                                                              : 140,
-                                  .scale_dtype = DType::int32,
-                                  .scale_layout = kScaleLayouts[std::size_t(number) % std::size(kScaleLayouts)],
-                                  .alignment = number == 9       ? 100
-                                               : number % 2 == 0 ? 1
-                                                                 : 16,
-                                  .seed = std::uint64_t(number) + 1}),
-                       kind);
-  }
-  return kinds;
-}
-
-void run_kinds(const ClusterOptions& options, const std::vector<std::pair<Case, ElasticKind>>& kinds,
-               const BufferOptions& buffer_options, int num_sms = 0) {
-  run_cluster(options, [&](Rank& rank) {
-    // Memory that a kernel leaves alone is not zero.
-    Buffer buffer(rank.bootstrap(), std::make_shared<MarkingExecutor>(rank.executor()), buffer_options);
-    for (const Tensor& piece : take_whole_heap(rank, buffer)) {
-      rank.executor()->fill(piece.view().data, 1, piece.view().bytes(), rank.stream());
-    }
-    rank.executor()->synchronize(rank.stream());
-    for (const auto& [one, kind] : kinds) {
-      ElasticDispatchArguments arguments = elastic_arguments(rank, one, kind);
-      arguments.num_sms = num_sms;
-      const ElasticDispatchResult result = buffer.dispatch_elastic(arguments, rank.call());
-      check_elastic(rank, one, kind, result);
-      ElasticDispatchArguments cached = cached_arguments(kind, arguments, result);
-      cached.num_sms = num_sms;
-      check_elastic_rows(rank, one, kind, buffer.dispatch_elastic(cached, rank.call()));
-      rank.release();
-    }
-    buffer.destroy();
-  });
-}
-
-constexpr std::size_t kMebibyte = std::size_t{1} << 20;
-
-TEST_P(ElasticDispatchTest, EveryKind) {
-  DEEP_EP_NEEDS_RANKS(3);
-  run_kinds(cluster(3), dispatch_kinds({70, 0, 37}, 6), {.heap_bytes = 16 * kMebibyte});
-  const Case in_pieces = make_case({.tokens = {3, 0, 2}, .hidden = 18000});
-  const Case gaps_of_many_scales =
-      make_case({.tokens = {3, 0, 2}, .scales = 140, .scale_dtype = DType::int32, .alignment = 16});
-  run_kinds(cluster(3), {{in_pieces, {.expand = true}}, {gaps_of_many_scales, {.expand = true}}},
-            {.heap_bytes = 16 * kMebibyte});
-}
-
-TEST_P(ElasticDispatchTest, ManyTokensAreNumberedByManyBlocks) {
-  DEEP_EP_NEEDS_RANKS(2);
-  ClusterOptions options = cluster(2);
-  options.host = {.multiprocessors = 6, .warps_per_block = 4};
-  const Case one = make_case({.tokens = {900, 1100}, .local_experts = 5, .topk = 8, .hidden = 16, .alignment = 8});
-  run_kinds(options, {{one, {.stats = true}}, {one, {.exact = false, .expand = true}}}, {.heap_bytes = 16 * kMebibyte},
-            2);
-}
-
-TEST_P(ElasticDispatchTest, OneMultiprocessorSendsAndNumbers) {
-  DEEP_EP_NEEDS_RANKS(2);
-  if (GetParam().target != Target::host) GTEST_SKIP() << "a device with one multiprocessor";
-  ClusterOptions options = cluster(2);
-  options.host = {.multiprocessors = 1, .warps_per_block = 2};
-  // Many selections, which do not lie in the control window.
-  const Case many = make_case({.tokens = {1900, 2100}, .local_experts = 5, .topk = 16, .hidden = 16});
-  run_kinds(options, {{many, {.expand = true}}}, {.heap_bytes = 16 * kMebibyte});
-  run_kinds(options, dispatch_kinds({20, 31}, 5), {.heap_bytes = 16 * kMebibyte});
-}
-
-TEST_P(ElasticDispatchTest, AWindowForAFewTokensTakesPasses) {
-  DEEP_EP_NEEDS_RANKS(3);
-  run_kinds(cluster(3), dispatch_kinds({70, 0, 37}, 4),
-            {.heap_bytes = 4 * kMebibyte, .window_bytes = std::size_t{30} << 10});
-}
-
-TEST_P(ElasticDispatchTest, BetweenNodes) {
-  DEEP_EP_NEEDS_RANKS(4);
-  BufferOptions options{.heap_bytes = 16 * kMebibyte, .ranks_per_node = 2};
-  run_kinds(cluster(4), dispatch_kinds({17, 0, 33, 9}, 4), options);
-  options.ranks_per_node = 1;
-  const Case one = make_case({.tokens = {900, 700}, .local_experts = 5, .topk = 16, .hidden = 16, .alignment = 8});
-  run_kinds(cluster(2), {{one, {.stats = true}}, {one, {.exact = false, .expand = true}}}, options);
-}
-
 TEST_P(ElasticDispatchTest, BetweenNodesWithoutRoomInTheHeap) {
-  DEEP_EP_NEEDS_RANKS(4);
   const Case one = make_case({.tokens = {13, 0, 30, 9}, .hidden = 1800, .scales = 3, .ranks_per_node = 2});
-  run_cluster(cluster(4), [&](Rank& rank) {
-    Buffer& buffer =
-        rank.buffer({.heap_bytes = 8 * kMebibyte, .window_bytes = std::size_t{256} << 10, .ranks_per_node = 2});
-    std::vector<Tensor> hoard;
-    if (rank.rank() != 2) hoard = take_whole_heap(rank, buffer);
-    const ElasticKind kind{.expand = true};
-    const ElasticDispatchArguments arguments = elastic_arguments(rank, one, kind);
-    const ElasticDispatchResult result = buffer.dispatch_elastic(arguments, rank.call());
-    check_elastic(rank, one, kind, result);
-    check_elastic_rows(rank, one, kind,
-                       buffer.dispatch_elastic(cached_arguments(kind, arguments, result), rank.call()));
-    hoard.clear();
-    buffer.destroy();
-  });
-}
-
-TEST_P(ElasticDispatchTest, EveryScheduleGivesTheSame) {
-  if (GetParam().target != Target::host) GTEST_SKIP() << "schedules are the CPU executor's";
-  const auto kinds = dispatch_kinds({9, 0, 13}, 3);
-  const Case many = make_case({.tokens = {140, 190, 40}, .local_experts = 5, .topk = 31, .hidden = 16});
-  under_schedules({.usually = 10, .sanitized = 2}, [&](std::uint64_t seed) {
-    ClusterOptions options = cluster(3);
-    options.host = {.multiprocessors = 4, .warps_per_block = 3, .seed = seed};
-    run_kinds(options, kinds, {.heap_bytes = 4 * kMebibyte, .window_bytes = std::size_t{24} << 10}, 2);
-    run_kinds(options, {{many, {}}}, {.heap_bytes = 4 * kMebibyte}, 2);
-    // A block for each step: one tells, some send, one numbers and receives.
-    options.host.multiprocessors = 8;
-    run_kinds(options, {kinds.begin(), kinds.begin() + 4}, {.heap_bytes = 4 * kMebibyte}, 7);
-  });
+  run_with_buffers(cluster(4), {.heap_bytes = 8 * kMiB, .window_bytes = 256 * kKiB, .ranks_per_node = 2},
+                   [&](Rank& rank, Buffer& buffer) {
+                     std::vector<Tensor> hoard;
+                     if (rank.rank() != 2) hoard = take_whole_heap(rank, buffer);
+                     const ElasticKind kind{.expand = true};
+                     const ElasticDispatchArguments arguments = elastic_arguments(rank, one, kind);
+                     const ElasticDispatchResult result = buffer.dispatch_elastic(arguments, rank.call());
+                     check_elastic(rank, one, kind, result);
+                     check_elastic_rows(
+                         rank, one, kind,
+                         buffer.dispatch_elastic(cached_arguments(kind, arguments, result), rank.call()));
+                     hoard.clear();
+                   });
 }
 
 TEST_P(ElasticDispatchTest, RanksThatDisagreeLearnOfIt) {
-  DEEP_EP_NEEDS_RANKS(2);
   // Few selections are told before ranks have met, many into windows.
   const Case few = make_case({.tokens = {20, 5}, .local_experts = 4, .hidden = 80});
   const Case many = make_case({.tokens = {2100, 5}, .local_experts = 4, .hidden = 16});
@@ -159,7 +41,7 @@ TEST_P(ElasticDispatchTest, RanksThatDisagreeLearnOfIt) {
   for (const Case* one : {&few, &many}) {
     for (int change = 0; change < 4; ++change) {
       run_cluster(cluster(2), [&](Rank& rank) {
-        Buffer& buffer = rank.buffer({.heap_bytes = 8 * kMebibyte});
+        Buffer& buffer = rank.buffer({.heap_bytes = 8 * kMiB});
         const ElasticKind kind{.weights = change < 3};
         ElasticDispatchArguments mine = elastic_arguments(rank, *one, kind);
         ElasticDispatchResult earlier;
@@ -181,10 +63,9 @@ TEST_P(ElasticDispatchTest, RanksThatDisagreeLearnOfIt) {
 }
 
 TEST_P(ElasticDispatchTest, RanksThatDisagreeStayInStepWithALateOne) {
-  DEEP_EP_NEEDS_RANKS(3);
   const Case one = make_case({.tokens = {5, 6, 4}, .local_experts = 4, .hidden = 80});
   run_cluster(cluster(3), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer({.heap_bytes = 8 * kMebibyte});
+    Buffer& buffer = rank.buffer({.heap_bytes = 8 * kMiB});
     for (int call = 0; call < 2; ++call) {
       ElasticDispatchArguments mine = elastic_arguments(rank, one, {.weights = true});
       if (rank.rank() == 0) mine.topk_weights.reset();
@@ -216,7 +97,7 @@ TEST_P(ElasticDispatchTest, ABlockMayBeginLaterThanTheNextCallOfAnotherRank) {
     options.host = {.multiprocessors = 12, .warps_per_block = 8};
     run_cluster(options, [&](Rank& rank) {
       Buffer buffer(rank.bootstrap(), std::make_shared<LateBlockExecutor>(rank.executor(), shared, rank.rank() == 0),
-                    {.heap_bytes = 8 * kMebibyte});
+                    {.heap_bytes = 8 * kMiB});
       for (int call = 0; call < 4; ++call) {
         const ElasticKind kind{.exact = call % 2 == 0, .stats = true};
         ElasticDispatchArguments arguments = elastic_arguments(rank, cases[call], kind);
@@ -237,14 +118,13 @@ TEST_P(ElasticDispatchTest, ABlockMayBeginLaterThanTheNextCallOfAnotherRank) {
 }
 
 TEST_P(ElasticDispatchTest, NothingIsMovedAfterADisagreement) {
-  DEEP_EP_NEEDS_RANKS(2);
   if (GetParam().target != Target::host) GTEST_SKIP() << "memory that the test has marked";
   const Case one = make_case({.tokens = {9, 6}, .local_experts = 4, .hidden = 80, .scales = 4, .alignment = 16});
   for (const int ranks_per_node : {2, 1}) {
     for (const bool expand : {false, true}) {
       run_cluster(cluster(2), [&](Rank& rank) {
         Buffer buffer(rank.bootstrap(), std::make_shared<MarkingExecutor>(rank.executor()),
-                      {.heap_bytes = 8 * kMebibyte, .ranks_per_node = ranks_per_node});
+                      {.heap_bytes = 8 * kMiB, .ranks_per_node = ranks_per_node});
         ElasticDispatchArguments arguments =
             elastic_arguments(rank, one, {.exact = false, .expand = expand, .stats = true});
         arguments.zero_padding = true;
@@ -263,10 +143,9 @@ TEST_P(ElasticDispatchTest, NothingIsMovedAfterADisagreement) {
 }
 
 TEST_P(ElasticDispatchTest, ARankThatDoesNotComeIsNamed) {
-  DEEP_EP_NEEDS_RANKS(3);
   const Case one = make_case({.tokens = {5, 6, 7}});
   run_cluster(cluster_with_absentees(3), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer({.heap_bytes = 8 * kMebibyte, .timeout_s = short_deadline()});
+    Buffer& buffer = rank.buffer({.heap_bytes = 8 * kMiB, .timeout_s = short_deadline()});
     if (rank.rank() != 2) {
       require_throws<TimeoutError>([&] { buffer.dispatch_elastic(elastic_arguments(rank, one, {}), rank.call()); },
                                    {"for rank 2", "where it wants its rows (dispatch kernel)"}, "dispatch");
@@ -276,9 +155,8 @@ TEST_P(ElasticDispatchTest, ARankThatDoesNotComeIsNamed) {
 }
 
 TEST_P(ElasticDispatchTest, WrongArgumentsAreNamed) {
-  DEEP_EP_NEEDS_RANKS(1);
   const Case one = make_case({.tokens = {5}, .scales = 2});
-  run_with_buffers(cluster(1), {.heap_bytes = 8 * kMebibyte}, [&](Rank& rank, Buffer& buffer) {
+  run_with_buffers(cluster(1), {.heap_bytes = 8 * kMiB}, [&](Rank& rank, Buffer& buffer) {
     const ElasticDispatchArguments right = elastic_arguments(rank, one, {});
     const ElasticDispatchResult result = buffer.dispatch_elastic(right, rank.call());
     const ElasticDispatchArguments again = cached_arguments({}, right, result);

@@ -25,7 +25,6 @@ DEEP_EP_ON_THREADS(InternodeCallsTest);
 
 /// Where no counts are exchanged, rails tell each other of what shape their rows are.
 TEST_P(InternodeCallsTest, CachedCallsMustAgreeBetweenNodes) {
-  DEEP_EP_NEEDS_RANKS(4);
   const Case one = make_case(four_ranks_of_two_nodes(5));
   Shape wide = four_ranks_of_two_nodes(5);
   wide.hidden = 128;
@@ -44,7 +43,6 @@ TEST_P(InternodeCallsTest, CachedCallsMustAgreeBetweenNodes) {
 
 /// Rows beyond num_worst_tokens are lost; nobody waits for them, in combine either.
 TEST_P(InternodeCallsTest, TooSmallAWorstCaseIsRaised) {
-  DEEP_EP_NEEDS_RANKS(4);
   constexpr std::int64_t kRoom = 5;
   const Case one = make_case(four_ranks_of_two_nodes(10));
   for (const bool rows_fit_the_heap : {true, false}) {
@@ -67,7 +65,6 @@ TEST_P(InternodeCallsTest, TooSmallAWorstCaseIsRaised) {
 
 /// Rank 3 gets no row, but hands on those that rank 1 sends to rank 2: combine needs to know where they are.
 TEST_P(InternodeCallsTest, TooSmallAWorstCaseOfARelayIsRaised) {
-  DEEP_EP_NEEDS_RANKS(4);
   constexpr std::int64_t kTokens = 74;  // a table of 72 rows is larger than the pool's smallest blocks of 512 bytes
   const Shape shape{.tokens = {0, kTokens, 0, 0}, .routing = oracle::Routing::one_hot_expert, .ranks_per_node = 2};
   const Case one = make_case(shape);
@@ -98,15 +95,13 @@ TEST_P(InternodeCallsTest, TooSmallAWorstCaseOfARelayIsRaised) {
 }
 
 TEST_P(InternodeCallsTest, AWindowMustHoldTwoRows) {
-  DEEP_EP_NEEDS_RANKS(2);
   const Case one = make_case({.tokens = {3, 4}, .hidden = 2048, .ranks_per_node = 1});
-  run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer({.heap_bytes = kCallsHeap, .window_bytes = std::size_t{8} << 10, .ranks_per_node = 1});
-    const Inputs inputs = upload_inputs(rank, one);
-    require_throws<OutOfMemory>([&] { buffer.dispatch(inputs.dispatch, rank.call()); },
-                                {"does not hold two rows", "window_bytes"}, "dispatch");
-    buffer.destroy();
-  });
+  run_with_buffers(cluster(2), {.heap_bytes = kCallsHeap, .window_bytes = std::size_t{8} << 10, .ranks_per_node = 1},
+                   [&](Rank& rank, Buffer& buffer) {
+                     const Inputs inputs = upload_inputs(rank, one);
+                     require_throws<OutOfMemory>([&] { buffer.dispatch(inputs.dispatch, rank.call()); },
+                                                 {"does not hold two rows", "window_bytes"}, "dispatch");
+                   });
 }
 
 TEST(InternodeScheduleTest, EverySeedGivesTheSame) {
@@ -115,19 +110,18 @@ TEST(InternodeScheduleTest, EverySeedGivesTheSame) {
   eight_bits.scales = 2;
   const Case cases[] = {make_case(four_ranks_of_two_nodes(9)), make_case(eight_bits)};
   under_schedules({.usually = 20, .sanitized = 3, .thread_sanitized = 2}, [&](std::uint64_t seed) {
-    ClusterOptions options{.ranks = 4, .where = {}, .host = {}};
-    options.host = {.multiprocessors = 2, .warps_per_block = 3, .seed = seed};
+    ClusterOptions options{.ranks = 4, .host = {.multiprocessors = 2, .warps_per_block = 3, .seed = seed}};
     // Mostly one that holds a few rows: rings wrap many times, and everybody waits for room.
     const std::size_t window_bytes = seed % 4 == 0 ? kCallsWindow : std::size_t{seed % 4 == 3 ? 12u : 8u} << 10;
-    run_cluster(options, [&](Rank& rank) {
-      Buffer& buffer = rank.buffer(
-          {.heap_bytes = kCallsHeap, .window_bytes = window_bytes, .max_local_experts = 8, .ranks_per_node = 2});
-      for (const Case& one : cases) {
-        run_round(rank, buffer, one, {.num_worst_tokens = &one == cases ? 0 : 128, .returned_in_heap = seed % 2 == 0});
-        rank.release();
-      }
-      buffer.destroy();
-    });
+    run_with_buffers(
+        options, {.heap_bytes = kCallsHeap, .window_bytes = window_bytes, .max_local_experts = 8, .ranks_per_node = 2},
+        [&](Rank& rank, Buffer& buffer) {
+          for (const Case& one : cases) {
+            run_round(rank, buffer, one,
+                      {.num_worst_tokens = &one == cases ? 0 : 128, .returned_in_heap = seed % 2 == 0});
+            rank.release();
+          }
+        });
   });
 }
 

@@ -45,8 +45,7 @@ BufferOptions lanes_options(int lanes, int ranks_per_node) {
 }
 
 ClusterOptions few_warps(int ranks, std::uint64_t seed) {
-  ClusterOptions options{.ranks = ranks, .where = {}, .host = {}};
-  options.host = {.multiprocessors = 2, .warps_per_block = 4, .seed = seed};
+  ClusterOptions options{.ranks = ranks, .host = {.multiprocessors = 2, .warps_per_block = 4, .seed = seed}};
   return options;
 }
 

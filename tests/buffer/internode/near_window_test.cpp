@@ -41,7 +41,6 @@ Shape two_by_two(std::uint64_t seed) {
 }
 
 TEST_P(InternodeNearWindowTest, OneRankOrAllOfThem) {
-  DEEP_EP_NEEDS_RANKS(4);
   if (under_thread_sanitizer()) GTEST_SKIP() << "the random rounds have smaller rows";
   Shape bytes = two_by_two(2);
   bytes.dtype = DType::float8_e4m3;
@@ -66,36 +65,34 @@ TEST(InternodeNearWindowScheduleTest, EverySeedGivesTheSame) {
                                    .max_local_experts = 8,
                                    .ranks_per_node = 2};
   under_schedules({.usually = 16}, [&](std::uint64_t seed) {
-    ClusterOptions options{.ranks = 4, .where = {}, .host = {}};
-    options.host = {.multiprocessors = 2, .warps_per_block = 4, .seed = seed};
+    ClusterOptions options{.ranks = 4, .host = {.multiprocessors = 2, .warps_per_block = 4, .seed = seed}};
     run_without_room(options, small_buffer, {true, seed % 2 == 0, seed % 3 != 0, true}, rounds);
   });
 }
 
 /// The near window must hold a row of every rank of the node in dispatch, and one for each rank where rows are pushed.
 TEST_P(InternodeNearWindowTest, SmallWindowsAreNamed) {
-  DEEP_EP_NEEDS_RANKS(4);
   Shape wide = two_by_two(5);
   wide.combine_hidden = 640;
   const Case one = make_case(wide);
   Shape wider = two_by_two(5);
   wider.hidden = 1024;
   const Case large = make_case(wider);
-  run_cluster(cluster(4), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer({.heap_bytes = kNearHeap, .window_bytes = std::size_t{14} << 10, .ranks_per_node = 2});
-    const std::vector<Tensor> hoard = take_whole_heap(rank, buffer);
-    require_throws<OutOfMemory>([&] { buffer.dispatch(upload_inputs(rank, large).dispatch, rank.call()); },
-                                {"a quarter of its window", "a row of 2.12 KiB from each of 2 ranks", "window_bytes"},
-                                "dispatch");
-    const DispatchResult first = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
-    check_dispatch(rank, one, first);
-    const Returned returned = upload_returned(rank, buffer, one, first.handle, false);
-    if (first.handle.num_recv_rows > 0) {
-      require_throws<OutOfMemory>([&] { buffer.combine(returned.combine, rank.call()); },
-                                  {"rows outside the heap", "from each of 4 ranks", "window_bytes"}, "combine");
-    }
-    buffer.destroy();
-  });
+  run_with_buffers(
+      cluster(4), {.heap_bytes = kNearHeap, .window_bytes = std::size_t{14} << 10, .ranks_per_node = 2},
+      [&](Rank& rank, Buffer& buffer) {
+        const std::vector<Tensor> hoard = take_whole_heap(rank, buffer);
+        require_throws<OutOfMemory>(
+            [&] { buffer.dispatch(upload_inputs(rank, large).dispatch, rank.call()); },
+            {"a quarter of its window", "a row of 2.12 KiB from each of 2 ranks", "window_bytes"}, "dispatch");
+        const DispatchResult first = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
+        check_dispatch(rank, one, first);
+        const Returned returned = upload_returned(rank, buffer, one, first.handle, false);
+        if (first.handle.num_recv_rows > 0) {
+          require_throws<OutOfMemory>([&] { buffer.combine(returned.combine, rank.call()); },
+                                      {"rows outside the heap", "from each of 4 ranks", "window_bytes"}, "combine");
+        }
+      });
 }
 
 }  // namespace

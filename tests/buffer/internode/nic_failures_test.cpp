@@ -12,7 +12,6 @@ DEEP_EP_ON_THREADS(InternodeNicFailuresTest);
 /// Rank 2 gets no rows, or no credit, from its rail, rank 0. That one finds why while the call is under way, long
 /// before a deadline; then the call is over for the others, too.
 TEST_P(InternodeNicFailuresTest, TheRailIsNamedAndWhoWaitsSaysHowItsNicIs) {
-  DEEP_EP_NEEDS_RANKS(4);
   const Case one = make_case({.tokens = {100, 0, 200, 9}, .local_experts = 2, .ranks_per_node = 2, .seed = 1});
   for (const InternodeChannel channel : {InternodeChannel::rows, InternodeChannel::credit}) {
     run_cluster(cluster_with_absentees(4), [&](Rank& rank) {

@@ -31,7 +31,6 @@ class InternodeRoundTest : public ClusterTest {
 DEEP_EP_ON_THREADS(InternodeRoundTest);
 
 TEST_P(InternodeRoundTest, TwoNodesOfTwo) {
-  DEEP_EP_NEEDS_RANKS(4);
   const NodesAndWidth grid{2, 2};
   run_rounds(cluster_of(grid), std::vector{shape_of(grid, 16, 1), shape_of(grid, 70, 2)}, {}, buffer_of(grid));
 }
@@ -40,7 +39,6 @@ TEST_P(InternodeRoundTest, TwoNodesOfTwo) {
 TEST_P(InternodeRoundTest, ManyRanks) {
   if (under_thread_sanitizer()) GTEST_SKIP() << "too many fibers";
   for (const NodesAndWidth grid : {NodesAndWidth{34, 1}, {1, 72}}) {
-    DEEP_EP_NEEDS_RANKS(grid.ranks());
     ClusterOptions options = cluster_of(grid);
     options.host = {.multiprocessors = 1, .warps_per_block = grid.nodes == 1 ? 2 : 3};
     run_rounds(options, std::vector{shape_of(grid, 3, 1)}, {}, buffer_of(grid));
@@ -50,7 +48,6 @@ TEST_P(InternodeRoundTest, ManyRanks) {
 /// As many ranks as a mask of bits has had, and more.
 TEST_P(InternodeRoundTest, ExhaustiveSixteenNodesOfEight) {
   for (const NodesAndWidth grid : {NodesAndWidth{16, 8}, {18, 8}}) {
-    DEEP_EP_NEEDS_RANKS(grid.ranks());
     ClusterOptions options = cluster_of(grid);
     options.host = {.multiprocessors = 1, .warps_per_block = 2};
     Shape shape = shape_of(grid, 2, 1);
@@ -72,7 +69,6 @@ TEST_P(InternodeRoundTest, RandomRoundsMatchTheOracle) {
   const auto buffers = environment_number("DEEP_EP_TEST_ROUNDS", usual);
   for (std::int64_t i = 0; i < buffers; ++i) {
     const NodesAndWidth grid = grids[i % kGrids];
-    DEEP_EP_NEEDS_RANKS(grid.ranks());
     ClusterOptions options = cluster_of(grid, random.chance(0.3) ? 0 : random.next());
     // Ranks share the CPUs with other tests: the more there are, the fewer blocks has each.
     options.host.multiprocessors = grid.ranks() > 9 ? 1 : static_cast<int>(1 + random.below(3));

@@ -8,7 +8,6 @@ class DispatchTest : public ClusterTest {};
 DEEP_EP_ON_THREADS(DispatchTest);
 
 TEST_P(DispatchTest, EveryElementType) {
-  DEEP_EP_NEEDS_RANKS(2);
   std::vector<Shape> shapes;
   for (const DType dtype : {DType::bfloat16, DType::float16, DType::float32, DType::uint8, DType::int32, DType::int64,
                             DType::float8_e4m3, DType::float8_e5m2, DType::boolean}) {
@@ -18,7 +17,6 @@ TEST_P(DispatchTest, EveryElementType) {
 }
 
 TEST_P(DispatchTest, RowsOf16BytesTo32KiB) {
-  DEEP_EP_NEEDS_RANKS(2);
   std::vector<Shape> shapes;
   for (const std::int64_t bytes :
        ends_of<std::int64_t>({16, 32, 112, 128, 144, 1040, 4096, 7168, 14336, 16400, 32752, 32768})) {
@@ -34,7 +32,6 @@ TEST_P(DispatchTest, RowsOf16BytesTo32KiB) {
 
 /// Each has scales of its own, up to numbers that small tests never reach.
 TEST_P(DispatchTest, ThousandsOfTokens) {
-  DEEP_EP_NEEDS_RANKS(2);
   const std::int64_t less = under_thread_sanitizer() ? 2 : 1;  // still several turns of a block
   const std::vector<Shape> shapes = {
       {.tokens = {2100 / less, 40}, .topk = 1, .dtype = DType::uint8, .hidden = 16, .scales = 2},
@@ -43,7 +40,6 @@ TEST_P(DispatchTest, ThousandsOfTokens) {
 }
 
 TEST_P(DispatchTest, EveryRoutingAndTokenCount) {
-  DEEP_EP_NEEDS_RANKS(3);
   std::vector<Shape> shapes;
   for (const auto routing : oracle::kRoutings) {
     for (const auto counts : oracle::kTokenCounts) {
@@ -55,7 +51,6 @@ TEST_P(DispatchTest, EveryRoutingAndTokenCount) {
 }
 
 TEST_P(DispatchTest, MembershipAloneDecidesWhereRowsGo) {
-  DEEP_EP_NEEDS_RANKS(2);
   const Shape shape{.tokens = {6, 4}};
   // Not what the top-k says: everything to rank 1, and one token to both.
   const Case one = make_case(shape, {{0, 1, 0, 1, 1, 1, 0, 1, 0, 1, 0, 0}, {0, 1, 0, 1, 0, 1, 0, 1}});
@@ -65,7 +60,6 @@ TEST_P(DispatchTest, MembershipAloneDecidesWhereRowsGo) {
 }
 
 TEST_P(DispatchTest, ExpertAlignment) {
-  DEEP_EP_NEEDS_RANKS(2);
   std::vector<Shape> shapes;
   for (const int alignment : {1, 2, 3, 16, 128}) {
     for (const auto routing : {oracle::Routing::uniform, oracle::Routing::one_hot_expert}) {

@@ -7,8 +7,7 @@ namespace {
 
 /// Everything that has code of its own: scales, top-k, biases, windows smaller than the data, pull and push.
 void run_schedule(std::uint64_t seed, const std::vector<Case>& cases) {
-  ClusterOptions options{.ranks = 3, .where = {}, .host = {}};
-  options.host = {.multiprocessors = 2, .warps_per_block = 2, .seed = seed};
+  ClusterOptions options{.ranks = 3, .host = {.multiprocessors = 2, .warps_per_block = 2, .seed = seed}};
   run_cluster(options, [&](Rank& rank) {
     // Windows for some tokens' rows per rank, and for fewer than a rank receives in the last case.
     Buffer& buffer =

@@ -31,7 +31,6 @@ class LoadBalanceTest : public ClusterTest {
 DEEP_EP_ON_THREADS(LoadBalanceTest);
 
 TEST_P(LoadBalanceTest, RandomMappings) {
-  DEEP_EP_NEEDS_RANKS(4);
   run(cluster(1), {.ranks = 1, .slots = 5, .bytes = {20000, 64}, .seed = 7});
   run(cluster(2), {.bytes = {70000, 4096, 32}});
   run(cluster(3), {.ranks = 3, .slots = 7, .local_experts = 2, .bytes = {8240, 12288 + 16, 16}, .seed = 2});
@@ -39,14 +38,12 @@ TEST_P(LoadBalanceTest, RandomMappings) {
 }
 
 TEST_P(LoadBalanceTest, ManySlots) {
-  DEEP_EP_NEEDS_RANKS(3);
   // Rows of the mapping end within a warp, an expert has replicas in many slots, and some have none.
   run(cluster(3), {.ranks = 3, .slots = 45, .local_experts = 2, .bytes = {5008}, .seed = 4});
   run(cluster(2), {.slots = 33, .local_experts = 40, .bytes = {160, 16}, .only_first_owner = true, .seed = 5});
 }
 
 TEST_P(LoadBalanceTest, RecordedCallsReadTheMappingOfTheirTime) {
-  DEEP_EP_NEEDS_RANKS(2);
   if (GetParam().target != Target::host) GTEST_SKIP() << "the executor that records plays graphs on the CPU";
   const LoadBalanceShape shape{.bytes = {9000 / 16 * 16, 64}};
   run_cluster(cluster(2), [&](Rank& rank) {
@@ -75,7 +72,6 @@ TEST_P(LoadBalanceTest, RecordedCallsReadTheMappingOfTheirTime) {
 }
 
 TEST_P(LoadBalanceTest, RanksThatDisagreeLearnOfIt) {
-  DEEP_EP_NEEDS_RANKS(3);
   const LoadBalanceCase one = make_load_balance_case({.ranks = 3, .bytes = {64, 64}, .empty = 1});
   for (const int difference : {0, 1, 2}) {
     run_cluster(cluster(3), [&](Rank& rank) {
@@ -105,7 +101,6 @@ TEST_P(LoadBalanceTest, RanksThatDisagreeLearnOfIt) {
 }
 
 TEST_P(LoadBalanceTest, WrongArgumentsAreNamed) {
-  DEEP_EP_NEEDS_RANKS(1);
   const LoadBalanceCase one = make_load_balance_case({.ranks = 1, .bytes = {64}, .empty = 1});
   run_with_buffers(cluster(1), [&](Rank& rank, Buffer& buffer) {
     LoadBalanceRank side(rank, buffer, one.shape);
@@ -137,7 +132,6 @@ TEST_P(LoadBalanceTest, WrongArgumentsAreNamed) {
 
 /// Each has mappings of its own, and makes more calls than the one before.
 TEST_P(LoadBalanceTest, NodesCallByThemselves) {
-  DEEP_EP_NEEDS_RANKS(4);
   if (GetParam().target != Target::host) GTEST_SKIP() << "two nodes on one host are played on the CPU";
   run_with_buffers(cluster(4), {.heap_bytes = 32 * kMiB, .ranks_per_node = 2}, [&](Rank& rank, Buffer& buffer) {
     const auto node = static_cast<std::uint64_t>(rank.rank() / 2);
@@ -158,7 +152,6 @@ TEST_P(LoadBalanceTest, NodesCallByThemselves) {
 }
 
 TEST_P(LoadBalanceTest, ARankOfAnotherNodeThatDoesNotComeIsNamed) {
-  DEEP_EP_NEEDS_RANKS(4);
   if (GetParam().target != Target::host) GTEST_SKIP() << "two nodes on one host are played on the CPU";
   const LoadBalanceCase one = make_load_balance_case({.bytes = {64}});
   run_cluster(cluster_with_absentees(4), [&](Rank& rank) {

@@ -167,12 +167,10 @@ std::vector<LowLatencyCaseShape> arrival_shapes(int ranks) {
 }
 
 TEST_P(LowLatencyArrivalsTest, RowsAreThereWhenTheWordsSaySo) {
-  DEEP_EP_NEEDS_RANKS(2);
   consume_all(cluster(2), arrival_shapes(2), {4, 0, 1, 2}, 4);
 }
 
 TEST_P(LowLatencyArrivalsTest, ACallThatFailsTellsThoseWhoPoll) {
-  DEEP_EP_NEEDS_RANKS(2);
   if (GetParam().topology != Topology::one_node) GTEST_SKIP() << "the same code, and it takes a deadline";
   const LowLatencyCaseShape shape{.tokens = equal_tokens(2, 4)};
   const LowLatencyCase one = make_low_latency_case(shape);
@@ -191,10 +189,7 @@ TEST_P(LowLatencyArrivalsTest, ACallThatFailsTellsThoseWhoPoll) {
   });
 }
 
-TEST_P(LowLatencyRailsArrivalsTest, RowsThatAreHandedOn) {
-  DEEP_EP_NEEDS_RANKS(4);
-  consume_all(cluster(4), arrival_shapes(4), {4, 8});
-}
+TEST_P(LowLatencyRailsArrivalsTest, RowsThatAreHandedOn) { consume_all(cluster(4), arrival_shapes(4), {4, 8}); }
 
 /// A consumer that polls sees complete rows, under many schedules of the CPU executor.
 TEST(LowLatencyArrivalsScheduleTest, EverySeedShowsCompleteRows) {
@@ -202,8 +197,7 @@ TEST(LowLatencyArrivalsScheduleTest, EverySeedShowsCompleteRows) {
       {.tokens = {5, 0, 7}, .max_tokens = 7, .hidden = 256, .topk = 3, .routing = oracle::Routing::some_dropped},
       {.tokens = {4, 1, 4}, .max_tokens = 4}};
   under_schedules({.usually = 25, .sanitized = 3, .thread_sanitized = 2}, [&](std::uint64_t seed) {
-    ClusterOptions options{.ranks = 3, .where = {}, .host = {}};
-    options.host = {.multiprocessors = 2, .warps_per_block = 2, .seed = seed};
+    ClusterOptions options{.ranks = 3, .host = {.multiprocessors = 2, .warps_per_block = 2, .seed = seed}};
     consume_all(options, shapes, {4, 1});
   });
 }

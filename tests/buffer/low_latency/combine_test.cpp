@@ -28,7 +28,6 @@ TEST_P(LowLatencyCombineTest, RandomShapes) {
 }
 
 TEST_P(LowLatencyCombineTest, EveryTopkAndWidth) {
-  DEEP_EP_NEEDS_RANKS(2);
   std::vector<LowLatencyCombineCase> cases;
   for (const auto& [topk, hidden] :
        ends_of<std::pair<int, std::int64_t>>({{1, 128}, {2, 8192}, {8, 1024}, {9, 1152}, {17, 4096}, {32, 7168}})) {
@@ -47,7 +46,6 @@ TEST_P(LowLatencyCombineTest, EveryTopkAndWidth) {
 }
 
 TEST_P(LowLatencyCombineTest, SelectionsThatHaveGone) {
-  DEEP_EP_NEEDS_RANKS(3);
   std::vector<LowLatencyCombineCase> cases;
   for (const double share : ends_of({0.2, 0.7, 1.0})) {
     for (const Routing routing : {Routing::uniform, Routing::duplicates}) {
@@ -66,7 +64,6 @@ TEST_P(LowLatencyCombineTest, SelectionsThatHaveGone) {
 
 /// A large term that another one cancels takes the small one along, unless that is added last.
 TEST_P(LowLatencyCombineTest, RowsAreAddedInTheOrderOfTheRanks) {
-  DEEP_EP_NEEDS_RANKS(3);
   auto one = make_low_latency_combine_case(
       {.tokens = {2, 3, 1}, .max_tokens = 3, .hidden = 128, .local_experts = 1, .topk = 3});
   constexpr std::uint16_t kTerms[] = {0x4d00, 0xcd00, 0x3f80};  // 2^27, -2^27, 1

@@ -50,45 +50,32 @@ LowLatencyCombineCase all_to_all() {
       {.tokens = {4, 4, 4}, .max_tokens = 4, .hidden = 512, .local_experts = 2, .topk = 6});
 }
 
-/// `call` may see that rank 1 is the odd one.
-void expect_mismatch(const ClusterOptions& cluster, const std::vector<std::string>& words,
-                     const std::function<void(Rank&, Buffer&, bool odd)>& call) {
-  run_cluster(cluster, [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(low_latency_options(3, 4, 512, patience()));
-    require_disagreement(rank, words, [&] {
-      call(rank, buffer, rank.rank() == 1);
-      buffer.check();
-    });
-  });
-}
-
 TEST_P(LowLatencyWeightsTest, OfSomeRanksOnly) {
-  DEEP_EP_NEEDS_RANKS(3);
   if (GetParam().topology != Topology::one_node) GTEST_SKIP() << "weights do not travel there";
   const LowLatencyCombineCase one = all_to_all();
-  expect_mismatch(cluster_with_absentees(3), {"low_latency_dispatch", "combine_weights"},
-                  [&](Rank& rank, Buffer& buffer, bool odd) { dispatch_low_latency(rank, buffer, one, !odd); });
+  expect_disagreement(cluster_with_absentees(3), low_latency_options(3, 4, 512, patience()),
+                      {"low_latency_dispatch", "combine_weights"},
+                      [&](Rank& rank, Buffer& buffer, bool odd) { dispatch_low_latency(rank, buffer, one, !odd); });
 }
 
 /// No rank waits for what the others announce, and yet each hears that they mean another dispatch.
 TEST_P(LowLatencyWeightsTest, RanksThatMeanAnotherDispatch) {
-  DEEP_EP_NEEDS_RANKS(3);
   if (GetParam().topology != Topology::one_node) GTEST_SKIP() << "weights do not travel there";
   const LowLatencyCombineCase one = all_to_all();
   for (const bool hook : {false, true}) {
-    expect_mismatch(cluster_with_absentees(3), {"low_latency_combine", "the dispatch that their handles are of"},
-                    [&](Rank& rank, Buffer& buffer, bool odd) {
-                      const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one, true);
-                      const LowLatencyHandle other = dispatch_low_latency(rank, buffer, one, true);
-                      const auto arguments = upload_combine(rank, one, odd ? other : handle);
-                      received(buffer.low_latency_combine(with_hook(arguments, hook), rank.call()));
-                    });
+    expect_disagreement(cluster_with_absentees(3), low_latency_options(3, 4, 512, patience()),
+                        {"low_latency_combine", "the dispatch that their handles are of"},
+                        [&](Rank& rank, Buffer& buffer, bool odd) {
+                          const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one, true);
+                          const LowLatencyHandle other = dispatch_low_latency(rank, buffer, one, true);
+                          const auto arguments = upload_combine(rank, one, odd ? other : handle);
+                          received(buffer.low_latency_combine(with_hook(arguments, hook), rank.call()));
+                        });
   }
 }
 
 /// Nothing is announced, so a rank that does not come is late with its rows, also where it has none.
 TEST_P(LowLatencyWeightsTest, ARankThatDoesNotComeIsLateWithRows) {
-  DEEP_EP_NEEDS_RANKS(2);
   if (GetParam().topology != Topology::one_node) GTEST_SKIP() << "weights do not travel there";
   const LowLatencyCombineCase one = make_low_latency_combine_case({.tokens = {0, 4}, .max_tokens = 4, .hidden = 512});
   run_cluster(cluster_with_absentees(2), [&](Rank& rank) {
@@ -108,7 +95,6 @@ TEST_P(LowLatencyWeightsTest, ARankThatDoesNotComeIsLateWithRows) {
 }
 
 TEST_P(LowLatencyWeightsTest, ArgumentsThatAreRefused) {
-  DEEP_EP_NEEDS_RANKS(2);
   const LowLatencyCombineCase one = make_low_latency_combine_case({.tokens = {4, 4}, .max_tokens = 4, .hidden = 512});
   run_with_buffers(cluster(2), low_latency_options(2, 4, 512), [&](Rank& rank, Buffer& buffer) {
     LowLatencyDispatchArguments dispatch = upload_arguments(rank, one.before);
@@ -128,7 +114,6 @@ TEST_P(LowLatencyWeightsTest, ArgumentsThatAreRefused) {
 
 /// Combine announces its own weights if ranks may be left out.
 TEST_P(LowLatencyWeightsTest, AreNotUsedWithMasking) {
-  DEEP_EP_NEEDS_RANKS(2);
   LowLatencyCombineCase one = make_low_latency_combine_case({.tokens = {4, 4}, .max_tokens = 4, .hidden = 512});
   run_with_buffers(cluster(2), low_latency_options(2, 4, 512, patience(), true), [&](Rank& rank, Buffer& buffer) {
     const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one, true);

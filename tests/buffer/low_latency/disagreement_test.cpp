@@ -25,20 +25,12 @@ class LowLatencyDisagreementTest : public ClusterTest {
 
   /// Each rank calls; rank 1 is the odd one.
   void expect_mismatch(const std::function<void(Rank&, Buffer&, bool odd)>& call, const Words& words) {
-    run_cluster(cluster_with_absentees(kRanks), [&](Rank& rank) {
-      Buffer& buffer = rank.buffer(low_latency_options(kRanks, 4, 1024, patience()));
-      const bool odd = rank.rank() == 1;
-      require_disagreement(rank, words, [&] {
-        call(rank, buffer, odd);
-        buffer.check();
-      });
-    });
+    expect_disagreement(cluster_with_absentees(kRanks), low_latency_options(kRanks, 4, 1024, patience()), words, call);
   }
 };
 DEEP_EP_ON_THREADS(LowLatencyDisagreementTest);
 
 TEST_P(LowLatencyDisagreementTest, OnArgumentsOfDispatch) {
-  DEEP_EP_NEEDS_RANKS(kRanks);
   const LowLatencyCase one = make_low_latency_case(shape());
   for (const bool format : {false, true}) {
     expect_mismatch(
@@ -53,7 +45,6 @@ TEST_P(LowLatencyDisagreementTest, OnArgumentsOfDispatch) {
 }
 
 TEST_P(LowLatencyDisagreementTest, OnWhetherTokensAreTooMany) {
-  DEEP_EP_NEEDS_RANKS(kRanks);
   LowLatencyCaseShape too_many = shape();
   too_many.tokens[1] = 5;
   too_many.max_tokens = 5;
@@ -78,7 +69,6 @@ TEST_P(LowLatencyDisagreementTest, OnWhetherTokensAreTooMany) {
 /// A rank combines another dispatch than the others, one that came so many calls later: what ranks tell each other has
 /// all of the number.
 TEST_P(LowLatencyDisagreementTest, OnADispatchManyCallsLater) {
-  DEEP_EP_NEEDS_RANKS(kRanks);
   if (GetParam().target != Target::host) GTEST_SKIP() << "the test writes into a handle";
   LowLatencyCombineCase one = make_low_latency_combine_case(shape());
   for (const std::int32_t calls : {1 << 16, 1 << 31}) {
@@ -100,7 +90,6 @@ TEST_P(LowLatencyDisagreementTest, OnADispatchManyCallsLater) {
 }
 
 TEST_P(LowLatencyDisagreementTest, OnHooksOfCombine) {
-  DEEP_EP_NEEDS_RANKS(kRanks);
   const LowLatencyCombineCase one = make_low_latency_combine_case(shape());
   for (const bool hooks : {false, true}) {
     expect_mismatch(
@@ -115,26 +104,21 @@ TEST_P(LowLatencyDisagreementTest, OnHooksOfCombine) {
 /// Only expert 0 has rows, which with hooks lie where they would without. Who calls without gets none, rather than
 /// rows that nobody has multiplied by their weights.
 TEST_P(LowLatencyDisagreementTest, OnHooksOfCombineWhereRowsLieAtTheSamePlaces) {
-  DEEP_EP_NEEDS_RANKS(2);
   const LowLatencyCase one =
       make_low_latency_case({.tokens = {4, 4}, .max_tokens = 4, .hidden = 512, .local_experts = 1, .topk = 1});
-  run_cluster(cluster_with_absentees(2), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(low_latency_options(2, 4, 512, patience()));
-    LowLatencyDispatchArguments dispatch = upload_arguments(rank, one);
-    dispatch.topk_idx = rank.upload(std::vector<std::int64_t>(4, 0), DType::int64, {4, 1});
-    const LowLatencyDispatchResult dispatched = buffer.low_latency_dispatch(dispatch, rank.call());
-    const auto combine = combine_in_place(rank, buffer, dispatched.handle, dispatch.topk_idx, 2);
-    require_disagreement(rank, {"low_latency_combine", "return_recv_hook"}, [&] {
-      received(buffer.low_latency_combine(with_hook(combine, rank.rank() == 0), rank.call()));
-      buffer.check();
-    });
-  });
+  expect_disagreement(cluster_with_absentees(2), low_latency_options(2, 4, 512, patience()),
+                      {"low_latency_combine", "return_recv_hook"}, [&](Rank& rank, Buffer& buffer, bool odd) {
+                        LowLatencyDispatchArguments dispatch = upload_arguments(rank, one);
+                        dispatch.topk_idx = rank.upload(std::vector<std::int64_t>(4, 0), DType::int64, {4, 1});
+                        const LowLatencyDispatchResult dispatched = buffer.low_latency_dispatch(dispatch, rank.call());
+                        const auto combine = combine_in_place(rank, buffer, dispatched.handle, dispatch.topk_idx, 2);
+                        received(buffer.low_latency_combine(with_hook(combine, !odd), rank.call()));
+                      });
 }
 
 /// With hooks, rows of all ranks lie together, so rows of another size lie where those of others should. Nobody is told
 /// that a rank which means the same lacks a row.
 TEST_P(LowLatencyDisagreementTest, OnTheSizeOfRowsOfCombine) {
-  DEEP_EP_NEEDS_RANKS(kRanks);
   for (const std::int64_t hidden : {256, 1024}) {
     LowLatencyCaseShape dispatched = shape();
     const LowLatencyCombineCase one = make_low_latency_combine_case(dispatched);
@@ -170,7 +154,6 @@ void combine_own_choice(Rank& rank, Buffer& buffer, const std::function<void(std
 /// An expert's rank finds out that a token selects what was not dispatched there; with hooks the rank that selects it.
 /// The others may finish the call; in the next one they hear of it.
 TEST_P(LowLatencyDisagreementTest, OnWhatATokenSelected) {
-  DEEP_EP_NEEDS_RANKS(kRanks);
   for (const bool hooks : {false, true}) {
     for (const bool moves : {false, true}) {  // to the place of another one, or another expert of the same rank
       const std::string expert = moves ? "" : "1 (rank 0) for token 2";
@@ -197,7 +180,6 @@ TEST_P(LowLatencyDisagreementTest, OnWhatATokenSelected) {
 /// Rank 2 does not combine. Its rows may be of another size, and lie over the one that rank 1 misses: nobody says that
 /// ranks 0 and 1 disagree.
 TEST_P(LowLatencyDisagreementTest, OnWhatATokenSelectedBesideARankThatIsLate) {
-  DEEP_EP_NEEDS_RANKS(kRanks);
   run_cluster(cluster_with_absentees(kRanks), [&](Rank& rank) {
     Buffer& buffer = rank.buffer(low_latency_options(kRanks, 4, 512, short_deadline()));
     const auto change = [&](std::vector<std::int64_t>& experts) {
@@ -216,7 +198,6 @@ TEST_P(LowLatencyDisagreementTest, OnWhatATokenSelectedBesideARankThatIsLate) {
 /// Tokens name an expert more than once, and its rank gets more rows than fit: its calls end, and so do those of the
 /// others, which learn why.
 TEST_P(LowLatencyDisagreementTest, OnRoomForRowsOfAnExpert) {
-  DEEP_EP_NEEDS_RANKS(2);
   const LowLatencyCase one =
       make_low_latency_case({.tokens = {2, 2}, .max_tokens = 2, .hidden = 512, .local_experts = 1, .topk = 2});
   for (const bool hooks : {false, true}) {

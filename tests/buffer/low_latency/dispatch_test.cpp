@@ -25,7 +25,6 @@ LowLatencyCaseShape equal_shape(int ranks, std::int64_t tokens) {
 }
 
 TEST_P(LowLatencyDispatchTest, EveryFormat) {
-  DEEP_EP_NEEDS_RANKS(2);
   std::vector<LowLatencyCaseShape> shapes;
   for (const RowFormat format : oracle::kRowFormats) {
     for (const DType idx_dtype : {DType::int64, DType::int32}) {
@@ -41,7 +40,6 @@ TEST_P(LowLatencyDispatchTest, EveryFormat) {
 }
 
 TEST_P(LowLatencyDispatchTest, EveryRouting) {
-  DEEP_EP_NEEDS_RANKS(3);
   std::vector<LowLatencyCaseShape> shapes;
   for (const Routing routing : oracle::kRoutings) {
     // Room for experts that tokens name several times.
@@ -69,7 +67,6 @@ TEST_P(LowLatencyDispatchTest, RandomShapes) {
 }
 
 TEST_P(LowLatencyDispatchTest, MoreTokensThanBlocks) {
-  DEEP_EP_NEEDS_RANKS(2);
   LowLatencyCaseShape shape{.tokens = {90, 67}, .max_tokens = 120, .hidden = 512, .local_experts = 5, .topk = 6};
   LowLatencyCaseShape large = shape;
   large.hidden = 24576;  // two stages do not fit the CPU's shared memory
@@ -80,7 +77,6 @@ TEST_P(LowLatencyDispatchTest, MoreTokensThanBlocks) {
 }
 
 TEST_P(LowLatencyDispatchTest, StatisticsAreAdded) {
-  DEEP_EP_NEEDS_RANKS(2);
   const LowLatencyCase one = make_low_latency_case(equal_shape(2, 6));
   run_with_buffers(cluster(2), low_latency_options(2, 6, 512), [&](Rank& rank, Buffer& buffer) {
     LowLatencyDispatchArguments arguments = upload_arguments(rank, one);
@@ -111,8 +107,8 @@ TEST(LowLatencyScheduleTest, EverySeedGivesTheSame) {
       // Scales on three times as many lines as a warp takes at once.
       {.tokens = {2, 1, 2}, .max_tokens = 2, .hidden = 16384, .topk = 2, .format = RowFormat::nvfp4}};
   under_schedules({.usually = 25, .sanitized = 3, .thread_sanitized = 1}, [&](std::uint64_t seed) {
-    ClusterOptions options{.ranks = 3, .where = {}, .host = {}};
-    options.host = {.multiprocessors = 2, .warps_per_block = seed % 3 == 0 ? 8 : 2, .seed = seed};
+    ClusterOptions options{.ranks = 3,
+                           .host = {.multiprocessors = 2, .warps_per_block = seed % 3 == 0 ? 8 : 2, .seed = seed}};
     run_all(options, shapes, {0, 1});
   });
 }

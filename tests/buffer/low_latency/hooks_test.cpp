@@ -10,31 +10,31 @@
 namespace deep_ep::test {
 namespace {
 
-class LowLatencyHooksTest : public ClusterTest {};
-DEEP_EP_LOW_LATENCY_ON_THREADS(LowLatencyHooksTest);
+class LowLatencyHooksTest : public ClusterTest {
+ protected:
+  static BufferOptions options() { return low_latency_options(2, 8, 1024); }
+  static LowLatencyDispatchResult send(Rank& rank, Buffer& buffer, const LowLatencyCase& one) {
+    return buffer.low_latency_dispatch(with_hook(upload_arguments(rank, one)), rank.call());
+  }
 
-/// Cases that differ in everything that decides where rows lie.
-std::vector<LowLatencyCase> some_cases() {
-  return {
+  /// They differ in everything that decides where rows lie.
+  const std::vector<LowLatencyCase> cases_ = {
       make_low_latency_case({.tokens = {5, 3}, .max_tokens = 6, .hidden = 512, .topk = 3, .seed = 1}),
       make_low_latency_case(
           {.tokens = {2, 4}, .max_tokens = 4, .hidden = 1024, .topk = 2, .format = oracle::RowFormat::bf16, .seed = 2}),
       make_low_latency_case(
           {.tokens = {0, 6}, .max_tokens = 6, .hidden = 128, .local_experts = 2, .topk = 3, .seed = 3})};
-}
-
-BufferOptions options_for_cases() { return low_latency_options(2, 8, 1024); }
+};
+DEEP_EP_LOW_LATENCY_ON_THREADS(LowLatencyHooksTest);
 
 /// Which of two calls is received first, and when, is each rank's own business.
 TEST_P(LowLatencyHooksTest, TwoInFlightInAnyOrder) {
-  DEEP_EP_NEEDS_RANKS(2);
-  const std::vector<LowLatencyCase> cases = some_cases();
-  run_with_buffers(cluster(2), options_for_cases(), [&](Rank& rank, Buffer& buffer) {
+  run_with_buffers(cluster(2), options(), [&](Rank& rank, Buffer& buffer) {
     for (std::size_t round = 0; round < 12; ++round) {
-      const LowLatencyCase& first = cases[round % 3];
-      const LowLatencyCase& second = cases[(round + 1) % 3];
-      const auto a = buffer.low_latency_dispatch(with_hook(upload_arguments(rank, first)), rank.call());
-      const auto b = buffer.low_latency_dispatch(with_hook(upload_arguments(rank, second)), rank.call());
+      const LowLatencyCase& first = cases_[round % 3];
+      const LowLatencyCase& second = cases_[(round + 1) % 3];
+      const auto a = send(rank, buffer, first);
+      const auto b = send(rank, buffer, second);
       if ((round + static_cast<std::size_t>(rank.rank())) % 2 == 0) {
         b.hook();
         check_low_latency_dispatch(rank, second, b);
@@ -52,58 +52,50 @@ TEST_P(LowLatencyHooksTest, TwoInFlightInAnyOrder) {
 }
 
 TEST_P(LowLatencyHooksTest, AThirdWithoutHookIsRefused) {
-  DEEP_EP_NEEDS_RANKS(2);
-  const std::vector<LowLatencyCase> cases = some_cases();
-  run_with_buffers(cluster(2), options_for_cases(), [&](Rank& rank, Buffer& buffer) {
-    const auto a = buffer.low_latency_dispatch(with_hook(upload_arguments(rank, cases[0])), rank.call());
-    const auto b = buffer.low_latency_dispatch(with_hook(upload_arguments(rank, cases[1])), rank.call());
-    require_throws<InvalidArgument>(
-        [&] { buffer.low_latency_dispatch(with_hook(upload_arguments(rank, cases[2])), rank.call()); },
-        {"low_latency_dispatch", "2 calls", "hook"}, "a third call");
+  run_with_buffers(cluster(2), options(), [&](Rank& rank, Buffer& buffer) {
+    const auto a = send(rank, buffer, cases_[0]);
+    const auto b = send(rank, buffer, cases_[1]);
+    require_throws<InvalidArgument>([&] { send(rank, buffer, cases_[2]); }, {"low_latency_dispatch", "2 calls", "hook"},
+                                    "a third call");
     a.hook();
-    const auto c = buffer.low_latency_dispatch(with_hook(upload_arguments(rank, cases[2])), rank.call());
+    const auto c = send(rank, buffer, cases_[2]);
     c.hook();  // receives b first
-    check_low_latency_dispatch(rank, cases[0], a);
-    check_low_latency_dispatch(rank, cases[1], b);
-    check_low_latency_dispatch(rank, cases[2], c);
+    check_low_latency_dispatch(rank, cases_[0], a);
+    check_low_latency_dispatch(rank, cases_[1], b);
+    check_low_latency_dispatch(rank, cases_[2], c);
   });
 }
 
 /// The last owner of what a call used is the queue of hooks; its end may be the program's.
 TEST_P(LowLatencyHooksTest, AnOwnerMayCallAnotherHookAtItsEnd) {
-  DEEP_EP_NEEDS_RANKS(2);
-  const std::vector<LowLatencyCase> cases = some_cases();
-  run_with_buffers(cluster(2), options_for_cases(), [&](Rank& rank, Buffer& buffer) {
+  run_with_buffers(cluster(2), options(), [&](Rank& rank, Buffer& buffer) {
     std::function<void()> other;
-    LowLatencyDispatchArguments first = with_hook(upload_arguments(rank, cases[0]));
+    LowLatencyDispatchArguments first = with_hook(upload_arguments(rank, cases_[0]));
     first.owner = {static_cast<void*>(nullptr), [&](void*) { other(); }};
     const auto a = buffer.low_latency_dispatch(first, rank.call());
-    const auto b = buffer.low_latency_dispatch(with_hook(upload_arguments(rank, cases[1])), rank.call());
+    const auto b = send(rank, buffer, cases_[1]);
     other = b.hook;
     first.owner.reset();
     a.hook();  // receives b, too
-    check_low_latency_dispatch(rank, cases[0], a);
-    check_low_latency_dispatch(rank, cases[1], b);
-    check_low_latency_dispatch(rank, cases[2],
-                               buffer.low_latency_dispatch(upload_arguments(rank, cases[2]), rank.call()));
+    check_low_latency_dispatch(rank, cases_[0], a);
+    check_low_latency_dispatch(rank, cases_[1], b);
+    check_low_latency_dispatch(rank, cases_[2],
+                               buffer.low_latency_dispatch(upload_arguments(rank, cases_[2]), rank.call()));
   });
 }
 
 /// A call that receives at once receives what waits before it; a hook that is never called harms nobody.
 TEST_P(LowLatencyHooksTest, NeverCalled) {
-  DEEP_EP_NEEDS_RANKS(2);
-  const std::vector<LowLatencyCase> cases = some_cases();
   run_cluster(cluster(2), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(options_for_cases());
+    Buffer& buffer = rank.buffer(options());
     for (std::size_t round = 0; round < 6; ++round) {
-      buffer.low_latency_dispatch(with_hook(upload_arguments(rank, cases[round % 3])),
-                                  rank.call());  // dropped, hook and all
+      send(rank, buffer, cases_[round % 3]);  // dropped, hook and all
       if (round % 2 == 1) {
-        const LowLatencyCase& one = cases[(round + 1) % 3];
+        const LowLatencyCase& one = cases_[(round + 1) % 3];
         check_low_latency_dispatch(rank, one, buffer.low_latency_dispatch(upload_arguments(rank, one), rank.call()));
       }
     }
-    const auto last = buffer.low_latency_dispatch(with_hook(upload_arguments(rank, cases[0])), rank.call());
+    const auto last = send(rank, buffer, cases_[0]);
     buffer.check();
     buffer.destroy();
     require_throws<UseAfterDestroy>([&] { last.hook(); }, {"hook"}, "a hook after destroy");
@@ -112,32 +104,27 @@ TEST_P(LowLatencyHooksTest, NeverCalled) {
 
 /// A graph with only one part of a call would wait, when replayed, for something that nobody sends.
 TEST_P(LowLatencyHooksTest, BothPartsOfACallAreRecordedOrNeither) {
-  DEEP_EP_NEEDS_RANKS(2);
   if (GetParam().target != Target::host) GTEST_SKIP() << "recordings are played by the CPU";
-  const std::vector<LowLatencyCase> cases = some_cases();
   run_cluster(cluster(2), [&](Rank& rank) {
     const auto executor = std::make_shared<RecordingExecutor>(rank.executor());
-    Buffer buffer(rank.bootstrap(), executor, options_for_cases());
-    const auto send = [&](const LowLatencyCase& one, bool recorded) {
-      executor->recording = recorded;
-      return buffer.low_latency_dispatch(with_hook(upload_arguments(rank, one)), rank.call());
-    };
+    Buffer buffer(rank.bootstrap(), executor, options());
     const auto receive = [&](const LowLatencyDispatchResult& result, bool recorded) {
       executor->recording = recorded;
       result.hook();
     };
     for (const bool recorded : {false, true}) {
-      const auto result = send(cases[0], recorded);
+      executor->recording = recorded;
+      const auto result = send(rank, buffer, cases_[0]);
       require_throws<InvalidArgument>([&] { receive(result, !recorded); },
                                       {"low_latency_dispatch", recorded ? "was recorded" : "was not recorded", "graph"},
                                       "a hook on the other side of the recording's edge");
       executor->recording = !recorded;
       require_throws<InvalidArgument>(
-          [&] { buffer.low_latency_dispatch(upload_arguments(rank, cases[1]), rank.call()); }, {"graph"},
+          [&] { buffer.low_latency_dispatch(upload_arguments(rank, cases_[1]), rank.call()); }, {"graph"},
           "a call that receives what was sent before");
       receive(result, recorded);
       executor->recording = false;
-      check_low_latency_dispatch(rank, cases[0], result);
+      check_low_latency_dispatch(rank, cases_[0], result);
     }
     buffer.check();
     buffer.destroy();

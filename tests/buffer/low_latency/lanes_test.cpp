@@ -54,7 +54,7 @@ TEST(LowLatencyLanes, RowsTakeThemInTurn) {
   int rows[kRanks] = {};  // that one lane takes in dispatch
   for (const int lanes : {1, 2, 4}) {
     SCOPED_TRACE(lanes);
-    ASSERT_NO_THROW(run_cluster({.ranks = kRanks, .where = {}, .host = {}}, [&](Rank& rank) {
+    ASSERT_NO_THROW(run_cluster({.ranks = kRanks}, [&](Rank& rank) {
       const auto executor = std::make_shared<QueuePairsExecutor>(rank.executor(), kRanks, low_latency_channels(lanes));
       Buffer buffer(rank.bootstrap(), executor, lane_options(kRanks, 13, lanes));
       const std::string channels = std::to_string(low_latency_channels(lanes)) + " channels";
@@ -96,9 +96,8 @@ class LowLatencyLanesOver : public testing::TestWithParam<LanesOver> {};
 /// Nothing completes or arrives in the order of posting across lanes: by schedules, and by a NIC that delays pieces of
 /// payload and completions by different times.
 TEST_P(LowLatencyLanesOver, ManySchedules) {
-  const RailCase rail_case =
-      make_rail_case({.tokens = {9, 0, 14, 5}, .max_tokens = 14, .hidden = 256, .local_experts = 2, .topk = 3}, {4, 2});
-  const LowLatencyCombineCase& one = rail_case.calls;
+  const LowLatencyCombineCase one = make_low_latency_combine_case(
+      {.tokens = {9, 0, 14, 5}, .max_tokens = 14, .hidden = 256, .local_experts = 2, .topk = 3});
   const LanesOver& over = GetParam();
   if (under_thread_sanitizer() && over.wire == std::string(kDisorder) && over.topology == Topology::rails) {
     GTEST_SKIP() << "the others see as much";
@@ -108,8 +107,8 @@ TEST_P(LowLatencyLanesOver, ManySchedules) {
     if (under_sanitizer() && lanes == 4) continue;
     SCOPED_TRACE(std::string(over.wire) + ", lanes " + std::to_string(lanes));
     const Setting wire("DEEP_EP_RDMA_WIRE", over.wire);
-    const Combined& expected = over.topology == Topology::rails ? rail_case.by_rails : rail_case.direct;
-    ClusterOptions options{.ranks = 4, .where = {}, .host = {}};
+    const Combined expected = over.topology == Topology::rails ? one.expected_by_rails(2) : one.expected();
+    ClusterOptions options{.ranks = 4};
     options.where.topology = over.topology;
     options.host = {.multiprocessors = 2, .warps_per_block = 4, .seed = ++seed};
     ASSERT_NO_THROW(run_cluster(options, [&](Rank& rank) {

@@ -77,7 +77,6 @@ class LowLatencyLateOwnerTest : public ClusterTest {
 DEEP_EP_ON_THREADS(LowLatencyLateOwnerTest);
 
 TEST_P(LowLatencyLateOwnerTest, NobodyWaitsForItToSend) {
-  DEEP_EP_NEEDS_RANKS(kLateOwnerRanks);
   if (under_thread_sanitizer()) GTEST_SKIP() << "EverySeedGivesTheSame does the same";
   for (const bool weights : {false, true}) {
     run_with_late_ranks(cluster(kLateOwnerRanks), cases(640, 6, weights), low_latency_options(kLateOwnerRanks, 42, 640),
@@ -87,7 +86,6 @@ TEST_P(LowLatencyLateOwnerTest, NobodyWaitsForItToSend) {
 
 /// Rank 1 has received neither of two calls when rank 0 sends the third, whose rows take the places of the first.
 TEST_P(LowLatencyLateOwnerTest, PlacesOfACallThatIsNotReceivedAreLeftAlone) {
-  DEEP_EP_NEEDS_RANKS(2);
   const auto with_seed = [](std::uint64_t seed) {
     return make_low_latency_combine_case(
         {.tokens = {5, 9}, .max_tokens = 9, .hidden = 256, .local_experts = 4, .topk = 4, .seed = seed});
@@ -99,29 +97,15 @@ TEST_P(LowLatencyLateOwnerTest, PlacesOfACallThatIsNotReceivedAreLeftAlone) {
       const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one, weights);
       const LowLatencyHandle other = dispatch_low_latency(rank, buffer, third, weights);
       const LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
-      const auto send = [&] { return buffer.low_latency_combine(with_hook(arguments), rank.call()); };
-      const LowLatencyCombineResult first = send(), second = send();
-      rank.executor()->synchronize(rank.stream());
-      rank.bootstrap()->barrier();
       const LowLatencyCombineArguments last = upload_combine(rank, third, other);
-      LowLatencyCombineResult result;
-      if (rank.rank() == 0) {
-        first.hook();
-        second.hook();
-        result = buffer.low_latency_combine(with_hook(last), rank.call());
-        // Time enough to write where it must not. Less of it hides a mistake, and harms nothing.
-        std::this_thread::sleep_for(std::chrono::milliseconds(100));
-      }
-      rank.bootstrap()->barrier();
-      if (rank.rank() == 1) {
-        first.hook();
-        second.hook();
-        result = buffer.low_latency_combine(with_hook(last), rank.call());
-      }
-      result.hook();
+      const auto results = send_third_before_the_other_receives(rank, [&](int call) {
+        return buffer.low_latency_combine(with_hook(call < 2 ? arguments : last), rank.call());
+      });
       const auto expected = expected_of(one, weights);
-      for (const auto& call : {first, second}) check_low_latency_combine(rank, one, expected, call.combined_x.view());
-      check_low_latency_combine(rank, third, expected_of(third, weights), result.combined_x.view());
+      for (const std::size_t call : {0, 1}) {
+        check_low_latency_combine(rank, one, expected, results[call].combined_x.view());
+      }
+      check_low_latency_combine(rank, third, expected_of(third, weights), results[2].combined_x.view());
       buffer.check();
     });
 }
@@ -129,7 +113,6 @@ TEST_P(LowLatencyLateOwnerTest, PlacesOfACallThatIsNotReceivedAreLeftAlone) {
 /// Two calls are always in flight, as with two micro-batches. A rank that has received the first has said so by that,
 /// and not only by beginning the third: the others may send theirs.
 TEST_P(LowLatencyLateOwnerTest, NobodyWaitsForItToSendTheCallAfterTheNext) {
-  DEEP_EP_NEEDS_RANKS(kLateOwnerRanks);
   const LowLatencyCombineCase one = make_low_latency_combine_case(
       {.tokens = {7, 5, 4}, .max_tokens = 28, .hidden = 256, .local_experts = 4, .topk = 4, .seed = 7});
   for (const bool weights : {false, true})
@@ -162,7 +145,6 @@ TEST_P(LowLatencyLateOwnerTest, NobodyWaitsForItToSendTheCallAfterTheNext) {
 
 /// A call ends when all rows have come, even those that nobody wants any more: later calls take the same places.
 TEST_P(LowLatencyLateOwnerTest, ACallEndsWhenAllHaveSent) {
-  DEEP_EP_NEEDS_RANKS(2);
   LowLatencyCombineCase none = make_low_latency_combine_case(
       {.tokens = {4, 4}, .max_tokens = 4, .hidden = 256, .local_experts = 4, .topk = 4, .seed = 6});
   for (auto& input : none.inputs) std::fill(input.selection.idx.begin(), input.selection.idx.end(), -1);
@@ -184,7 +166,6 @@ TEST_P(LowLatencyLateOwnerTest, ACallEndsWhenAllHaveSent) {
 }
 
 TEST_P(LowLatencyLateOwnerTest, EverySeedGivesTheSame) {
-  DEEP_EP_NEEDS_RANKS(kLateOwnerRanks);
   if (GetParam().target != Target::host) GTEST_SKIP() << "GPUs have schedules of their own";
   under_schedules({.usually = 4}, [&](std::uint64_t seed) {
     ClusterOptions options = cluster(kLateOwnerRanks);

@@ -23,36 +23,39 @@ LowLatencyCase four_ranks(std::uint64_t seed) {
 
 BufferOptions masking_options(double timeout_s) { return low_latency_options(4, 6, 256, timeout_s, true); }
 
-std::vector<std::int32_t> query(Rank& rank, Buffer& buffer) {
-  const TensorView status = rank.upload(std::vector<std::int32_t>(4, -7), DType::int32, {4});
-  buffer.low_latency_query_mask(status, rank.call().stream);
-  return rank.download<std::int32_t>(status);
-}
-
 TEST_P(LowLatencyMasksTest, MaskedByHand) {
-  DEEP_EP_NEEDS_RANKS(4);
   const LowLatencyCase all = four_ranks(1);
   // Ranks 1 and the others leave each other out.
   oracle::Masks masks = masks_without(4, 1);
   for (const std::size_t other : {0u, 2u, 3u}) masks[4 + other] = 1;
+  const LowLatencyCombineCase combined = make_low_latency_combine_case(all.shape);
+  LowLatencyCombineCase combined_apart = combined;
+  combined_apart.options.masks = masks;
   std::vector<LowLatencyCase> apart;
   for (const auto format : {all.shape.format, oracle::RowFormat::nvfp4}) {
     LowLatencyCase one = all;
     one.shape.format = format;
     apart.push_back(with_masks(one, masks));
   }
-  run_cluster(cluster(4), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(masking_options(patience()));
+  run_with_buffers(cluster(4), masking_options(patience()), [&](Rank& rank, Buffer& buffer) {
     dispatch_and_check(rank, buffer, all);
-    require_same({0, 0, 0, 0}, query(rank, buffer), "nobody is masked");
+    const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, combined);
+    const auto combine_and_check = [&](const LowLatencyCombineCase& expected) {
+      const auto result = buffer.low_latency_combine(upload_combine(rank, combined, handle), rank.call());
+      check_low_latency_combine(rank, combined, expected.expected(), result.combined_x.view());
+    };
+    require_same({0, 0, 0, 0}, query_masks(rank, buffer), "nobody is masked");
     std::vector<std::int32_t> expected(4, 0);
     for (int other = 0; other < 4; ++other) {
       if ((rank.rank() == 1) == (other == 1)) continue;
       buffer.low_latency_update_mask(other, true, rank.call().stream);
       expected[static_cast<std::size_t>(other)] = 1;
     }
-    require_same(expected, query(rank, buffer), "masks");
-    for (const LowLatencyCase& one : apart) dispatch_and_check(rank, buffer, one);
+    require_same(expected, query_masks(rank, buffer), "masks");
+    for (const LowLatencyCase& one : apart) {
+      dispatch_and_check(rank, buffer, one);
+      combine_and_check(combined_apart);
+    }
     buffer.low_latency_clean(rank.call().stream);
     // Everybody made the same number of calls: unmasking is enough.
     if (rank.rank() % 2 == 0) {
@@ -60,25 +63,23 @@ TEST_P(LowLatencyMasksTest, MaskedByHand) {
     } else {
       for (int other = 0; other < 4; ++other) buffer.low_latency_update_mask(other, false, rank.call().stream);
     }
-    require_same({0, 0, 0, 0}, query(rank, buffer), "unmasked");
+    require_same({0, 0, 0, 0}, query_masks(rank, buffer), "unmasked");
     for (int i = 0; i < 3; ++i) dispatch_and_check(rank, buffer, all);
+    combine_and_check(combined);
     buffer.check();
-    buffer.destroy();
   });
 }
 
 TEST_P(LowLatencyMasksTest, ARankThatDoesNotComeIsMaskedAndMayComeBack) {
-  DEEP_EP_NEEDS_RANKS(4);
   const LowLatencyCase all = four_ranks(2);
   const LowLatencyCase without = with_masks(all, masks_without(4, 3));
-  run_cluster(cluster_with_absentees(4), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(masking_options(short_deadline()));
+  run_with_buffers(cluster_with_absentees(4), masking_options(short_deadline()), [&](Rank& rank, Buffer& buffer) {
     for (int i = 0; i < 3; ++i) dispatch_and_check(rank, buffer, all);
     if (rank.rank() != 3) {
       const auto begin = std::chrono::steady_clock::now();
       for (int i = 0; i < 5; ++i) {
         dispatch_and_check(rank, buffer, without);
-        require_same({0, 0, 0, 1}, query(rank, buffer), "masked after the deadline");
+        require_same({0, 0, 0, 1}, query_masks(rank, buffer), "masked after the deadline");
       }
       buffer.low_latency_clean(rank.call().stream);
       rank.executor()->synchronize(rank.stream());
@@ -87,17 +88,15 @@ TEST_P(LowLatencyMasksTest, ARankThatDoesNotComeIsMaskedAndMayComeBack) {
     }
     buffer.low_latency_resume();
     buffer.low_latency_clean(rank.call().stream);  // of which rank 3 has missed one
-    require_same({0, 0, 0, 0}, query(rank, buffer), "unmasked");
+    require_same({0, 0, 0, 0}, query_masks(rank, buffer), "unmasked");
     for (int i = 0; i < 3; ++i) dispatch_and_check(rank, buffer, all);
     buffer.check();
-    buffer.destroy();
   });
 }
 
 /// The others do not wait for the rank where it fails. All go on as before, a hook that waits included, and may try
 /// again.
 TEST_P(LowLatencyMasksTest, AResumeThatFailsOnOneRankFailsOnAll) {
-  DEEP_EP_NEEDS_RANKS(4);
   const LowLatencyCase all = four_ranks(9);
   run_cluster(cluster(4), [&](Rank& rank) {
     const auto executor = std::make_shared<CountingExecutor>(rank.executor());
@@ -121,7 +120,6 @@ TEST_P(LowLatencyMasksTest, AResumeThatFailsOnOneRankFailsOnAll) {
 
 /// The others have left by themselves when the lost rank comes to its end, and none waits in the bootstrap.
 TEST_P(LowLatencyLostRanksTest, TheEndWaitsForNobodyWhoIsLost) {
-  DEEP_EP_NEEDS_RANKS(4);
   const LowLatencyCase all = four_ranks(7);
   const LowLatencyCase without = with_masks(all, masks_without(4, 3));
   run_cluster(cluster_with_absentees(4), [&](Rank& rank) {
@@ -140,7 +138,6 @@ TEST_P(LowLatencyLostRanksTest, TheEndWaitsForNobodyWhoIsLost) {
 
 /// A rank that waits at the end of the buffer keeps nobody from coming there, too.
 TEST_P(LowLatencyLostRanksTest, TheEndWaitsForARankThatComesLater) {
-  DEEP_EP_NEEDS_RANKS(4);
   std::atomic<bool> comes{false};
   run_cluster(cluster_with_absentees(4), [&](Rank& rank) {
     Buffer& buffer = rank.buffer(masking_options(patience()));
@@ -155,7 +152,6 @@ TEST_P(LowLatencyLostRanksTest, TheEndWaitsForARankThatComesLater) {
 
 /// No call is under way, so no verdict says that it is lost.
 TEST_P(LowLatencyLostRanksTest, TheEndDoesNotWaitForEverForARankThatDoesNotCome) {
-  DEEP_EP_NEEDS_RANKS(4);
   run_cluster(cluster_with_absentees(4), [&](Rank& rank) {
     Buffer& buffer = rank.buffer(masking_options(short_deadline()));
     if (rank.rank() == 3) rank.bootstrap()->barrier();
@@ -167,7 +163,6 @@ TEST_P(LowLatencyLostRanksTest, TheEndDoesNotWaitForEverForARankThatDoesNotCome)
 /// It waits for ranks that do not know of its calls, so its waits say nothing against them. Nothing is selected, so it
 /// waits for nothing but that all have begun.
 TEST_P(LowLatencyLostRanksTest, ARankThatTheProgramMasksAccusesNobody) {
-  DEEP_EP_NEEDS_RANKS(4);
   const LowLatencyCase all = four_ranks(10);
   run_cluster(cluster_with_absentees(4), [&](Rank& rank) {
     Buffer& buffer = rank.buffer(masking_options(scaled(0.5)));
@@ -185,18 +180,16 @@ TEST_P(LowLatencyLostRanksTest, ARankThatTheProgramMasksAccusesNobody) {
     }
     rank.bootstrap()->barrier();
     if (rank.rank() == 3) return;
-    require_same({0, 0, 0, 1}, query(rank, buffer), "masks");
+    require_same({0, 0, 0, 1}, query_masks(rank, buffer), "masks");
     buffer.check();
   });
 }
 
 /// It used to mask all others: they no longer send it anything.
 TEST_P(LowLatencyLostRanksTest, AMaskedRankThatComesLateIsToldAndMasksNobody) {
-  DEEP_EP_NEEDS_RANKS(4);
   const LowLatencyCase all = four_ranks(6);
   const LowLatencyCase without = with_masks(all, masks_without(4, 3));
-  run_cluster(cluster_with_absentees(4), [&](Rank& rank) {
-    Buffer& buffer = rank.buffer(masking_options(short_deadline()));
+  run_with_buffers(cluster_with_absentees(4), masking_options(short_deadline()), [&](Rank& rank, Buffer& buffer) {
     dispatch_and_check(rank, buffer, all);
     for (int i = 0; i < 2 && rank.rank() != 3; ++i) dispatch_and_check(rank, buffer, without);
     rank.bootstrap()->barrier();
@@ -211,21 +204,19 @@ TEST_P(LowLatencyLostRanksTest, AMaskedRankThatComesLateIsToldAndMasksNobody) {
         buffer.check();
       };
       require_throws<TimeoutError>(call, {"rank 3 is masked", "low_latency_resume"}, "it is told");
-      require_same({0, 0, 0, 0}, query(rank, buffer), "it masks nobody");
+      require_same({0, 0, 0, 0}, query_masks(rank, buffer), "it masks nobody");
       require_throws<TimeoutError>(call, {"low_latency_resume"}, "every later call");
       require_throws<TimeoutError>([&] { buffer.low_latency_clear_mask(rank.call().stream); }, {"low_latency_resume"},
                                    "it cannot come back by itself");
     }
     buffer.low_latency_resume();
-    require_same({0, 0, 0, 0}, query(rank, buffer), "unmasked");
+    require_same({0, 0, 0, 0}, query_masks(rank, buffer), "unmasked");
     for (int i = 0; i < 3; ++i) dispatch_and_check(rank, buffer, all);
     buffer.check();
-    buffer.destroy();
   });
 }
 
 TEST_P(LowLatencyMasksTest, ABarrierHoldsEverybody) {
-  DEEP_EP_NEEDS_RANKS(2);
   run_with_buffers(cluster(2), low_latency_options(2, 4, 128), [&](Rank& rank, Buffer& buffer) {
     Executor& executor = *rank.executor();
     if (rank.rank() == 0) {
@@ -241,7 +232,6 @@ TEST_P(LowLatencyMasksTest, ABarrierHoldsEverybody) {
 }
 
 TEST_P(LowLatencyMasksTest, Arguments) {
-  DEEP_EP_NEEDS_RANKS(2);
   const LowLatencyCase one =
       make_low_latency_case({.tokens = {3, 2}, .max_tokens = 4, .hidden = 256, .local_experts = 2, .topk = 2});
   run_cluster(cluster(2), [&](Rank& rank) {

@@ -55,7 +55,7 @@ class Producer {
 };
 
 ClusterOptions on_host(int ranks, std::uint64_t seed = 0) {
-  ClusterOptions options{.ranks = ranks, .where = {}, .host = {}};
+  ClusterOptions options{.ranks = ranks};
   if (seed != 0) options.host = {.multiprocessors = 3, .warps_per_block = 2, .seed = seed};
   return options;
 }

@@ -1,9 +1,6 @@
 // When low-latency calls may use the places of an earlier call, and what becomes of rows that never came into theirs.
-#include <array>
-#include <chrono>
 #include <cstring>
 #include <functional>
-#include <thread>
 
 #include "csrc/buffer/buffer_plan.hpp"
 #include "kernels/low_latency/params.hpp"
@@ -19,33 +16,16 @@ DEEP_EP_LOW_LATENCY_ON_THREADS(LowLatencyPlacesTest);
 /// Rank 1 has received neither of two calls when rank 0 sends the third, whose rows take the places of the first. It
 /// has acknowledged calls before: a far rank is told of each by an addition.
 TEST_P(LowLatencyPlacesTest, ACallWaitsForTheReceiverOfTheCallBeforeTheLast) {
-  DEEP_EP_NEEDS_RANKS(2);
   std::vector<LowLatencyCase> cases;
   for (std::uint64_t seed = 1; seed <= 4; ++seed) {
     cases.push_back(make_low_latency_case({.tokens = {6, 5}, .max_tokens = 6, .hidden = 512, .topk = 4, .seed = seed}));
   }
   run_with_buffers(cluster(2), low_latency_options(2, 6, 512), [&](Rank& rank, Buffer& buffer) {
-    const auto send = [&](std::size_t call) {
-      return buffer.low_latency_dispatch(with_hook(upload_arguments(rank, cases[call])), rank.call());
+    const auto send = [&](int call) {
+      return buffer.low_latency_dispatch(with_hook(upload_arguments(rank, cases[index(call)])), rank.call());
     };
     for (const LowLatencyCase& before : cases) dispatch_and_check(rank, buffer, before);
-    std::vector<LowLatencyDispatchResult> results = {send(0), send(1)};
-    rank.executor()->synchronize(rank.stream());
-    if (rank.rank() == 0) {
-      for (const auto& result : results) result.hook();
-      rank.executor()->synchronize(rank.stream());
-      const LowLatencyDispatchArguments third = with_hook(upload_arguments(rank, cases[2]));
-      results.push_back(buffer.low_latency_dispatch(third, rank.call()));
-      // Time enough to write where it must not. Less of it hides a mistake, and harms nothing.
-      std::this_thread::sleep_for(std::chrono::milliseconds(300));
-    }
-    rank.bootstrap()->barrier();
-    if (rank.rank() == 1) {
-      results[0].hook();
-      results[1].hook();
-      results.push_back(send(2));
-    }
-    results[2].hook();
+    std::vector<LowLatencyDispatchResult> results = send_third_before_the_other_receives(rank, send);
     results.push_back(send(3));
     results[3].hook();
     for (std::size_t call = 0; call < results.size(); ++call) {
@@ -59,7 +39,7 @@ TEST_P(LowLatencyPlacesTest, ACallWaitsForTheReceiverOfTheCallBeforeTheLast) {
 class LowLatencyWindowTest : public testing::Test {
  protected:
   static void on_two_ranks(const std::function<void(Rank&, Buffer&)>& body) {
-    run_cluster({.ranks = 2, .where = {}, .host = {}}, [&](Rank& rank) { body(rank, rank.buffer(options())); });
+    run_cluster({.ranks = 2}, [&](Rank& rank) { body(rank, rank.buffer(options())); });
   }
   /// By both ranks, when rank 1 has sent: takes the first row that rank 0 has of it in the first call of that kind, or
   /// that line of it.

@@ -35,7 +35,6 @@ TEST_P(LowLatencyRailsTest, CombineOfRandomShapes) {
 }
 
 TEST_P(LowLatencyRailsTest, EveryFormat) {
-  DEEP_EP_NEEDS_RANKS(4);
   std::vector<LowLatencyCase> cases;
   for (const RowFormat format : oracle::kRowFormats) {
     for (const DType idx_dtype : {DType::int64, DType::int32}) {
@@ -60,7 +59,6 @@ TEST_P(LowLatencyRailsTest, EveryFormat) {
 /// Far ranks have bits in two words. (Each takes a warp of every rank: there are not stacks enough for many more
 /// ranks.)
 TEST_P(LowLatencyRailsTest, ExhaustiveTwoNodesOfSeventeen) {
-  DEEP_EP_NEEDS_RANKS(34);
   run_combines(cluster(34), {34, 17},
                {make_low_latency_combine_case(
                    {.tokens = equal_tokens(34, 1), .max_tokens = 1, .hidden = 128, .local_experts = 1})});
@@ -69,24 +67,23 @@ TEST_P(LowLatencyRailsTest, ExhaustiveTwoNodesOfSeventeen) {
 /// The model looks at the room for tokens, which is the same on all ranks, and not at how many there are.
 TEST_P(LowLatencyRailsTest, AutomaticIsByRailsWhereTheyPay) {
   if (under_thread_sanitizer()) GTEST_SKIP() << "has no threads that the other tests have not";
-  DEEP_EP_NEEDS_RANKS(4);
   const Setting not_set("DEEP_EP_LOW_LATENCY_RAILS", std::nullopt);
   const Nodes nodes{4, 2};
   const LowLatencyCaseShape shape{
       .tokens = {8, 6, 7, 8}, .max_tokens = 8, .hidden = 512, .local_experts = 2, .topk = 6};
   LowLatencyCaseShape roomy = shape;
   roomy.max_tokens = 640;
-  const RailCase few = make_rail_case(shape, nodes);
-  const RailCase many = make_rail_case(roomy, nodes);
+  const LowLatencyCombineCase few = make_low_latency_combine_case(shape), many = make_low_latency_combine_case(roomy);
+  const Combined direct = few.expected(), by_rails = few.expected_by_rails(nodes.ranks_per_node);
   bool differ = false;
-  for (std::size_t r = 0; r < few.direct.size(); ++r) differ |= few.direct[r].x != few.by_rails[r].x;
+  for (std::size_t r = 0; r < direct.size(); ++r) differ |= direct[r].x != by_rails[r].x;
   ASSERT_TRUE(differ) << "the additional rounding shows";
   run_cluster(cluster(4), [&](Rank& rank) {
     BufferOptions options = rail_options(nodes, roomy.max_tokens, shape.hidden);
     options.timeout_s = patience();
     Buffer buffer(rank.bootstrap(), rank.executor(), options);  // Rank::buffer would ask for rails
-    combine_both_ways(rank, buffer, few.calls, few.direct, dispatch_low_latency(rank, buffer, few.calls));
-    combine_both_ways(rank, buffer, many.calls, many.by_rails, dispatch_low_latency(rank, buffer, many.calls));
+    combine_both_ways(rank, buffer, few, direct, dispatch_low_latency(rank, buffer, few));
+    combine_both_ways(rank, buffer, many, many.expected_by_rails(2), dispatch_low_latency(rank, buffer, many));
     buffer.check();
     buffer.destroy();
   });
@@ -95,9 +92,8 @@ TEST_P(LowLatencyRailsTest, AutomaticIsByRailsWhereTheyPay) {
 /// Calls that cannot go by rails, or may not, are calls like any other.
 TEST_P(LowLatencyRailsTest, WhereTheyAreNotPossible) {
   if (under_thread_sanitizer()) GTEST_SKIP() << "has no threads that the other tests have not";
-  DEEP_EP_NEEDS_RANKS(4);
   const Nodes nodes{4, 2};
-  const RailCase one = make_rail_case({.tokens = {6, 6, 5, 6}, .max_tokens = 6, .hidden = 512}, nodes);
+  const auto one = make_low_latency_combine_case({.tokens = {6, 6, 5, 6}, .max_tokens = 6, .hidden = 512});
   run_cluster(cluster(4), [&](Rank& rank) {
     BufferOptions masking = rail_options(nodes, 6, 512);
     masking.low_latency.masking = true;
@@ -113,8 +109,8 @@ TEST_P(LowLatencyRailsTest, WhereTheyAreNotPossible) {
     for (const auto& [options, why] : cases) {
       Buffer& buffer = rank.buffer(options);
       require(buffer.describe().find(why) != std::string::npos, std::string(why) + " in: " + buffer.describe());
-      const auto dispatched = dispatch_and_check(rank, buffer, one.calls.before);
-      combine_both_ways(rank, buffer, one.calls, one.direct, dispatched.handle);
+      const auto dispatched = dispatch_and_check(rank, buffer, one.before);
+      combine_both_ways(rank, buffer, one, one.expected(), dispatched.handle);
       buffer.check();
       buffer.destroy();
     }
@@ -124,17 +120,15 @@ TEST_P(LowLatencyRailsTest, WhereTheyAreNotPossible) {
 /// As in a real cluster, no address leads to the heap of another host.
 TEST(LowLatencyRailsOfHosts, KernelsUseHeapsOfTheirOwnHostAlone) {
   const Nodes nodes{4, 2};
-  const RailCase one =
-      make_rail_case({.tokens = {5, 3, 4, 6}, .max_tokens = 6, .hidden = 256, .format = RowFormat::bf16}, nodes);
-  ClusterOptions cluster{.ranks = nodes.ranks, .where = {}, .host = {}};
-  cluster.host = {.multiprocessors = 2, .warps_per_block = 4};
+  const auto one = make_low_latency_combine_case({.tokens = {5, 3, 4, 6}, .max_tokens = 6, .hidden = 256});
+  ClusterOptions cluster{.ranks = nodes.ranks, .host = {.multiprocessors = 2, .warps_per_block = 4}};
   run_cluster(cluster, [&](Rank& rank) {
     BufferOptions options = rail_options(nodes, 6, 256);
     options.low_latency.rails = LowLatencyRails::always;
     const auto host = [&](int of) { return nodes.node_of(of); };
     Buffer buffer(rank.bootstrap(), std::make_shared<HostsExecutor>(rank.executor(), rank.rank(), host), options);
-    const auto dispatched = dispatch_and_check(rank, buffer, one.calls.before);
-    combine_both_ways(rank, buffer, one.calls, one.by_rails, dispatched.handle);
+    const auto dispatched = dispatch_and_check(rank, buffer, one.before);
+    combine_both_ways(rank, buffer, one, one.expected_by_rails(2), dispatched.handle);
     buffer.destroy();
   });
 }

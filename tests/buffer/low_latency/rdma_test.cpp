@@ -27,7 +27,6 @@ BufferOptions only_rdma_with_masks() {
 }
 
 TEST_P(LowLatencyRdmaTest, WithMaskingThePeerIsMaskedAndComesBackWithNewConnections) {
-  DEEP_EP_NEEDS_RANKS(kFarRanks);
   const LowLatencyCase all = three_ranks();
   run_cluster(cluster_with_absentees(kFarRanks), [&](Rank& rank) {
     std::shared_ptr<Executor> executor = rank.executor();
@@ -57,7 +56,6 @@ class PoorExecutor final : public CountingExecutor {
 };
 
 TEST_P(LowLatencyRdmaTest, AResumeThatFailsEndsTheBuffer) {
-  DEEP_EP_NEEDS_RANKS(kFarRanks);
   const LowLatencyCase all = three_ranks();
   run_cluster(cluster(kFarRanks), [&](Rank& rank) {
     const auto executor = std::make_shared<PoorExecutor>(rank.executor());
@@ -82,7 +80,7 @@ TEST(LowLatencyRdmaScheduleTest, EverySeedGivesTheSame) {
                                                                    .seed = 3});
   constexpr Topology kTopologies[] = {Topology::only_rdma, Topology::two_nodes, Topology::one_node};
   under_schedules({.usually = 9}, [&](std::uint64_t seed) {
-    ClusterOptions options{.ranks = 4, .where = {}, .host = {}};
+    ClusterOptions options{.ranks = 4};
     const Topology topology = options.where.topology = kTopologies[seed % 3];
     options.host = {.multiprocessors = 2, .warps_per_block = seed % 4 == 0 ? 8 : 4, .seed = seed};
     run_with_buffers(options, low_latency_options(4, 14, 256), [&](Rank& rank, Buffer& buffer) {

@@ -43,10 +43,9 @@ BufferOptions scratch_options(const ScratchWay& way) {
 
 /// In every way: five rounds of calls, and between them words that look like the next call's.
 TEST_P(LowLatencyScratchTest, IsTheProgramsFromCleaningToCleaning) {
-  DEEP_EP_NEEDS_RANKS(kScratchRanks);
-  const RailCase one =
-      make_rail_case({.tokens = {5, 0, 3, 6}, .max_tokens = 6, .hidden = 256, .local_experts = 2, .topk = 3, .seed = 5},
-                     kScratchNodes);
+  const auto one = make_low_latency_combine_case(
+      {.tokens = {5, 0, 3, 6}, .max_tokens = 6, .hidden = 256, .local_experts = 2, .topk = 3, .seed = 5});
+  const Combined direct = one.expected(), by_rails = one.expected_by_rails(2);
   for (const ScratchWay& way : kScratchWays) {
     SCOPED_TRACE(way.name);
     // A NIC may still write what nobody waits for, as selections of tokens that have no expert here: no harm, but a
@@ -56,7 +55,7 @@ TEST_P(LowLatencyScratchTest, IsTheProgramsFromCleaningToCleaning) {
       const TensorView memory = buffer.low_latency_memory();
       require(memory.shape[0] == static_cast<std::int64_t>(buffer.options().low_latency.bytes / 128 * 128), "bytes");
       for (std::uint64_t round = 1; round <= 5; ++round) {
-        dispatch_and_combine(rank, buffer, one.calls, way.rails == LowLatencyRails::always ? one.by_rails : one.direct);
+        dispatch_and_combine(rank, buffer, one, way.rails == LowLatencyRails::always ? by_rails : direct);
         if (round == 5) break;
         // The number of the next call everywhere: signals, counts and rows seem to have come.
         const std::vector<std::uint64_t> anything(static_cast<std::size_t>(memory.shape[0]) / sizeof(std::uint64_t),
@@ -85,7 +84,6 @@ class HeldDoorbell {
 
 /// Rank 0's selections are of its own expert, so rank 1 does not wait for them; and the NIC sends them late.
 TEST_P(LowLatencyScratchTest, CleaningWaitsForSelectionsThatNobodyWaitsFor) {
-  DEEP_EP_NEEDS_RANKS(2);
   if (GetParam().target != Target::host || are_processes(GetParam())) GTEST_SKIP() << "the test plays a NIC's part";
   const LowLatencyCase one =
       make_low_latency_case({.tokens = {4, 4}, .max_tokens = 4, .hidden = 256, .local_experts = 1, .topk = 1});
@@ -143,7 +141,6 @@ class ToldExecutor final : public CountingExecutor {
 
 /// Rows that a rank sends before another one has cleaned its memory would be lost.
 TEST_P(LowLatencyScratchTest, NobodyGoesOnBeforeAllHaveCleaned) {
-  DEEP_EP_NEEDS_RANKS(2);
   if (GetParam().target != Target::host || are_processes(GetParam())) GTEST_SKIP() << "the test holds one rank up";
   std::atomic<bool> goes_on = false;
   run_cluster(cluster(2), [&](Rank& rank) {

@@ -10,8 +10,7 @@ namespace {
 constexpr int kUnevenRanks = 3;
 
 ClusterOptions uneven_cluster() {
-  ClusterOptions options{.ranks = kUnevenRanks, .where = {}, .host = {}};
-  options.host = {.multiprocessors = 2, .warps_per_block = 4};
+  ClusterOptions options{.ranks = kUnevenRanks, .host = {.multiprocessors = 2, .warps_per_block = 4}};
   return options;
 }
 

@@ -107,7 +107,7 @@ class HostExecutor final : public Backend, public std::enable_shared_from_this<H
     if (begin == nullptr || end == nullptr || !of(begin).done() || !of(end).done()) {
       throw InvalidArgument("elapsed_seconds: both events must be recorded and done");
     }
-    return std::chrono::duration<double>(of(end).time() - of(begin).time()).count();
+    return std::chrono::duration<double>(of(end).time - of(begin).time).count();
   }
   void synchronize(StreamHandle stream) override { of(stream).synchronize(); }
   std::uint64_t capture_id(StreamHandle) override { return 0; }

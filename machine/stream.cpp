@@ -22,7 +22,7 @@ void HostEvent::complete() {
   {
     const std::lock_guard lock(mutex_);
     done_ = true;
-    time_ = Clock::now();
+    time = Clock::now();
     then.swap(then_);
     completed_.notify_all();
   }
@@ -36,11 +36,6 @@ bool HostEvent::wait(Clock::duration most) {
   }
   tsan::acquire(&sync_point);
   return true;
-}
-
-HostEvent::Clock::time_point HostEvent::time() const {
-  const std::lock_guard lock(mutex_);
-  return time_;
 }
 
 bool HostEvent::on_completion(std::function<void()> then) {
@@ -92,14 +87,9 @@ std::shared_ptr<HostEvent> HostStream::record() {
 }
 
 void HostStream::wait(std::shared_ptr<HostEvent> event) {
+  // The event is kept alive by the operation behind, and the stream by the call that the event holds until then.
+  add([this, event] { return !event->on_completion([self = shared_from_this()] { self->resume(); }); });
   add([this, event = std::move(event)] {
-    // The event is kept alive by the call that it holds; the cycle ends when it completes.
-    const bool pending = event->on_completion([self = shared_from_this(), event] {
-      tsan::acquire_as(self->tsan_context_, &event->sync_point);
-      self->fail_with(event->failure);
-      self->resume();
-    });
-    if (pending) return false;
     tsan::acquire_as(tsan_context_, &event->sync_point);
     fail_with(event->failure);
     return true;

@@ -27,18 +27,18 @@ class HostEvent {
   void complete();
   bool done() { return wait({}); }
   bool wait(Clock::duration most = std::chrono::years(1));  ///< false: not yet
-  Clock::time_point time() const;
   /// Calls `then` when the event completes. False, without a call, if it has completed already.
   bool on_completion(std::function<void()> then);
 
-  std::string failure;  ///< of the stream before this point; written before the event completes
-  char sync_point = 0;  ///< for ThreadSanitizer
+  // Written before the event completes.
+  std::string failure;     ///< of the stream before this point
+  Clock::time_point time;  ///< of its completion
+  char sync_point = 0;     ///< for ThreadSanitizer
 
  private:
-  mutable std::mutex mutex_;
+  std::mutex mutex_;
   std::condition_variable completed_;
   bool done_ = false;
-  Clock::time_point time_;
   std::vector<std::function<void()>> then_;
 };
 

@@ -2,7 +2,6 @@
 
 #include <pthread.h>
 #include <sched.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -21,12 +20,6 @@ namespace deep_ep::host_machine {
 namespace {
 
 constexpr int kPatientRounds = 64;  ///< rounds of mere polling before the worker sleeps
-// A yield that takes so long gave a slice to a thread that computes, and so will the next: for so long a worker whose
-// blocks poll sleeps at once instead, as who sleeps comes back sooner.
-constexpr std::chrono::nanoseconds kDearYield = std::chrono::microseconds(500);
-constexpr std::chrono::nanoseconds kYieldsStayDear = std::chrono::milliseconds(200);
-constexpr int kNapsPerRound = 6;
-constexpr std::chrono::nanoseconds kLongestNap = std::chrono::milliseconds(16);
 
 /// The bounds of the calling thread's stack: AddressSanitizer wants them when a fiber switches back.
 void describe_own_stack(Context& context) {
@@ -38,13 +31,6 @@ void describe_own_stack(Context& context) {
   pthread_attr_destroy(&attributes);
   context.stack_bottom = bottom;
   context.stack_size = size;
-}
-
-/// The time that the calling thread has used.
-std::chrono::nanoseconds processor_time() {
-  timespec now{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return std::chrono::seconds(now.tv_sec) + std::chrono::nanoseconds(now.tv_nsec);
 }
 
 int chosen_size() {
@@ -98,34 +84,15 @@ class Worker {
     for (int idle_rounds = 0;;) {
       take_tasks(idle_rounds);
       idle_rounds = run_blocks() ? 0 : idle_rounds + 1;
-      if (idle_rounds == 1 && Backoff::Clock::now() < yield_again_) idle_rounds = kPatientRounds;
-      if (idle_rounds == kPatientRounds) {
-        backoff_.restart();
-        woke_ = processor_time();
-      }
+      if (idle_rounds == kPatientRounds) backoff_.restart();
     }
-  }
-
-  /// Lets other threads of the machine go first.
-  void yield() {
-    const Backoff::Clock::time_point begin = Backoff::Clock::now();
-    sched_yield();
-    const Backoff::Clock::time_point end = Backoff::Clock::now();
-    if (end - begin > kDearYield) yield_again_ = end + kYieldsStayDear;
-  }
-
-  /// If a round through many threads takes longer than the longest nap of Backoff, the processor would do little else
-  /// than poll: so a nap may be as long as a few rounds, without what other threads took of them.
-  std::chrono::nanoseconds nap() const {
-    const std::chrono::nanoseconds rounds = kNapsPerRound * (processor_time() - woke_);
-    return std::max(backoff_.nap(), std::min({rounds, backoff_.time() / 8, kLongestNap}));
   }
 
   /// Runs what came into the inbox. Without blocks it waits there; if its blocks only poll, it naps.
   void take_tasks(int idle_rounds) {
     const bool naps = idle_rounds >= kPatientRounds;
     if (!residents_.empty() && !naps) {
-      if (idle_rounds > 0) yield();
+      if (idle_rounds > 0) sched_yield();
       if (!has_mail_.load(std::memory_order_acquire)) return;
     }
     std::vector<std::function<void()>> tasks;
@@ -135,8 +102,7 @@ class Worker {
       if (residents_.empty()) {
         wake_.wait(lock, mail);
       } else if (naps) {
-        wake_.wait_for(lock, nap(), mail);
-        woke_ = processor_time();
+        wake_.wait_for(lock, backoff_.nap(), mail);
       }
       tasks.swap(inbox_);
       has_mail_.store(false, std::memory_order_relaxed);  // still under the lock, so no later mail loses its mark
@@ -169,9 +135,7 @@ class Worker {
   // Only the worker's own thread touches these.
   Context context_;
   FiberPool fibers_;
-  Backoff backoff_;                  ///< since all blocks merely poll
-  std::chrono::nanoseconds woke_{};  ///< from the last nap, in the thread's own processor time
-  Backoff::Clock::time_point yield_again_;
+  Backoff backoff_;  ///< since all blocks merely poll
   std::vector<std::unique_ptr<Block>> residents_;
 };
 

@@ -42,6 +42,7 @@ void initialize_if_needed() {
 class MpiTransport {
  public:
   static constexpr const char* name = "MPI";
+  static constexpr bool kIsWrittenTo = true;
   int rank = 0, size = 1;
 
   explicit MpiTransport(MPI_Comm communicator) {
@@ -57,24 +58,25 @@ class MpiTransport {
   MpiTransport(const MpiTransport&) = delete;
   MpiTransport& operator=(const MpiTransport&) = delete;
 
-  void start(std::span<const std::byte> mine, std::size_t bytes) {
+  void start(std::span<const std::byte> mine) {
     if (mine.size() > INT_MAX) {
       fail<InvalidArgument>("all_gather over MPI: {} a rank, allowed: below 2 GiB", format_bytes(mine.size()));
     }
     mine_.assign(mine.begin(), mine.end());
-    all_.resize(bytes);
+    all_.resize(mine.size() * static_cast<std::size_t>(size));
     const int count = static_cast<int>(mine.size());
     // done() waits.
     check(MPI_Iallgather(mine_.data(), count, MPI_BYTE, all_.data(), count, MPI_BYTE, communicator_,
                          &request_),  // NOLINT(clang-analyzer-optin.mpi.MPI-Checker)
           "MPI_Iallgather");
   }
-  bool done() {
+  bool done(std::span<std::byte> all) {
     int is_done = 0;
     check(MPI_Test(&request_, &is_done, MPI_STATUS_IGNORE), "MPI_Iallgather");
+    if (is_done != 0) std::ranges::copy(all_, all.begin());
     return is_done != 0;
   }
-  void take(std::span<std::byte> all) const { std::ranges::copy(all_, all.begin()); }
+  static std::string awaited() { return "the other ranks"; }
 
  private:
   MPI_Comm communicator_ = MPI_COMM_NULL;

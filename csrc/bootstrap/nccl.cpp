@@ -24,6 +24,7 @@ void check(ncclResult_t result, const char* call, ncclComm_t communicator) {
 class NcclTransport {
  public:
   static constexpr const char* name = "NCCL";
+  static constexpr bool kIsWrittenTo = true;
   int rank = 0, size = 1;
 
   explicit NcclTransport(ncclComm_t communicator) : communicator_(communicator) {
@@ -41,7 +42,8 @@ class NcclTransport {
   NcclTransport(const NcclTransport&) = delete;
   NcclTransport& operator=(const NcclTransport&) = delete;
 
-  void start(std::span<const std::byte> mine, std::size_t bytes) {
+  void start(std::span<const std::byte> mine) {
+    const std::size_t bytes = mine.size() * static_cast<std::size_t>(size);
     reserve(bytes + mine.size());
     std::byte* send = staging_ + bytes;
     executor_->copy(send, mine.data(), mine.size(), stream_);
@@ -50,18 +52,18 @@ class NcclTransport {
     check(ncclAllGather(send, staging_, mine.size(), ncclUint8, communicator_, static_cast<cudaStream_t>(stream_)),
           "ncclAllGather", communicator_);
   }
-  bool done() {
+  bool done(std::span<std::byte> all) {
     ncclResult_t state = ncclSuccess;
     check(ncclCommGetAsyncError(communicator_, &state), "ncclCommGetAsyncError", communicator_);
     check(state, "ncclAllGather", communicator_);
     if (state == ncclInProgress) return false;  // the stream may not hold all of it yet
     if (!behind_) behind_ = executor_->record_event(stream_);
-    return executor_->event_done(behind_);
-  }
-  void take(std::span<std::byte> all) const {
+    if (!executor_->event_done(behind_)) return false;
     executor_->copy(all.data(), staging_, all.size(), stream_);
     executor_->synchronize(stream_);
+    return true;
   }
+  static std::string awaited() { return "the other ranks"; }
 
  private:
   void reserve(std::size_t bytes) {

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <memory>
+#include <span>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -16,16 +18,17 @@
 namespace deep_ep {
 
 /// `Transport` has `name` for messages, `rank` and `size`, and
-///   void start(std::span<const std::byte> mine, std::size_t bytes)  begins an all-gather, of `bytes` in all
-///   bool done()                                                     is it over? Throws where it has failed
-///   void take(std::span<std::byte> all)                             what has come
-/// After a failure the ranks no longer agree on what comes next, so the group is over. The transport stays then: what
-/// is under way may still write to its memory.
+///   void start(std::span<const std::byte> mine)  begins an all-gather; `mine` stays until it is over
+///   bool done(std::span<std::byte> all)          brings it further; true: all has come. Throws where it has failed
+///   std::string awaited() const                  the ranks that have not come, for messages
+///   bool kIsWrittenTo                            after a failure what is under way may write to its memory: it stays
+/// After a failure the ranks no longer agree on what comes next, so the group is over.
 template <class Transport>
 std::shared_ptr<Bootstrap> make_polled_bootstrap(std::unique_ptr<Transport> transport, double timeout_s) {
   struct Group {
     ~Group() {
-      if (broken) static_cast<void>(transport.release());  // NOLINT(bugprone-unused-return-value)
+      if (broken && Transport::kIsWrittenTo)
+        static_cast<void>(transport.release());  // NOLINT(bugprone-unused-return-value)
     }
     std::unique_ptr<Transport> transport;
     bool broken = false;
@@ -39,15 +42,14 @@ std::shared_ptr<Bootstrap> make_polled_bootstrap(std::unique_ptr<Transport> tran
                          rank, size);
     }
     group->broken = true;  // unless all goes well
-    to.start(mine, all.size());
+    to.start(mine);
     const Backoff wait;
-    for (const Deadline deadline(timeout_s); !to.done(); std::this_thread::sleep_for(wait.nap())) {
+    for (const Deadline deadline(timeout_s); !to.done(all); std::this_thread::sleep_for(wait.nap())) {
       WaitEnd::look_now();
       if (!deadline.expired()) continue;
-      fail<TimeoutError>("bootstrap over {}: rank {} of {} waited {} s for the other ranks", to.name, rank, size,
-                         timeout_s);
+      fail<TimeoutError>("bootstrap over {}: rank {} of {} waited {} s for {}", to.name, rank, size, timeout_s,
+                         to.awaited());
     }
-    to.take(all);
     group->broken = false;
   });
 }

@@ -6,22 +6,15 @@
 #include <atomic>
 #include <cerrno>
 #include <memory>
-#include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
-#include "csrc/bootstrap/agreement.hpp"
-#include "csrc/support/backoff.hpp"
-#include "csrc/support/deadline.hpp"
-#include "csrc/support/format.hpp"
-#include "deep_ep/bootstrap.hpp"
-#include "deep_ep/error.hpp"
+#include "csrc/bootstrap/polled.hpp"
 
 namespace deep_ep {
 namespace {
 
-/// Bytes that a rank shows at once; longer messages take several rounds.
+/// Bytes that a rank shows at once; a longer message takes several rounds.
 constexpr std::size_t kChunk = std::size_t{16} * 1024;
 
 // Words that several processes touch must be lock-free, or they would not work across address spaces.
@@ -49,66 +42,60 @@ Segment map_segment(int fd, int size) {
   return {static_cast<Seat*>(memory), [bytes](Seat* seats) { ::munmap(seats, bytes); }};
 }
 
-/// The all-gather of one rank.
-class Rounds {
+class SeatTransport {
  public:
-  Rounds(int rank, int size, double timeout_s, Segment seats)
-      : rank_(rank), size_(size), timeout_s_(timeout_s), seats_(std::move(seats)) {}
+  static constexpr const char* name = "shared memory";
+  static constexpr bool kIsWrittenTo = false;
+  const int rank, size;
 
-  void operator()(std::span<const std::byte> mine, std::span<std::byte> all) {
-    for (std::size_t done = 0; done < mine.size(); done += kChunk) {
-      const std::span<const std::byte> part = mine.subspan(done, std::min(mine.size() - done, kChunk));
-      std::ranges::copy(part, seat(rank_).chunks[(round_ + 1) % 2]);
-      enter_round();
-      for (int peer = 0; peer < size_; ++peer) {
-        std::copy_n(seat(peer).chunks[round_ % 2], part.size(),
-                    all.data() + static_cast<std::size_t>(peer) * mine.size() + done);
-      }
-    }
+  SeatTransport(int of_rank, int of_size, Segment seats) : rank(of_rank), size(of_size), seats_(std::move(seats)) {}
+
+  void start(std::span<const std::byte> mine) {
+    mine_ = mine;
+    done_ = 0;
+    show_next();
   }
+  bool done(std::span<std::byte> all) {
+    if (!late().empty()) return false;
+    const std::size_t bytes = next().size();
+    for (int peer = 0; peer < size; ++peer) {
+      std::copy_n(seat(peer).chunks[round_ % 2], bytes,
+                  all.data() + static_cast<std::size_t>(peer) * mine_.size() + done_);
+    }
+    done_ += bytes;
+    if (done_ < mine_.size()) show_next();
+    return done_ == mine_.size();
+  }
+  std::string awaited() const { return format_ranks(late()); }
 
  private:
-  Seat& seat(int rank) const { return seats_[rank]; }
+  Seat& seat(int of_rank) const { return seats_[of_rank]; }
+  std::span<const std::byte> next() const { return mine_.subspan(done_, std::min(mine_.size() - done_, kChunk)); }
+
+  void show_next() {
+    std::ranges::copy(next(), seat(rank).chunks[++round_ % 2]);
+    seat(rank).round.store(round_, std::memory_order_release);
+  }
 
   std::vector<int> late() const {
     std::vector<int> ranks;
-    for (int peer = 0; peer < size_; ++peer) {
+    for (int peer = 0; peer < size; ++peer) {
       if (seat(peer).round.load(std::memory_order_acquire) < round_) ranks.push_back(peer);
     }
     return ranks;
   }
 
-  void enter_round() {
-    if (over_) {
-      fail<TimeoutError>("bootstrap over shared memory: rank {} of {} failed or gave up waiting before; make a new one",
-                         rank_, size_);
-    }
-    seat(rank_).round.store(++round_, std::memory_order_release);
-    over_ = true;  // unless all come
-    std::vector<int> missing;
-    const Backoff wait;
-    for (const Deadline deadline(timeout_s_); !(missing = late()).empty(); std::this_thread::sleep_for(wait.nap())) {
-      WaitEnd::look_now();
-      if (!deadline.expired()) continue;
-      fail<TimeoutError>("bootstrap: rank {} waited {} s for {} to enter an all_gather", rank_, timeout_s_,
-                         format_ranks(missing));
-    }
-    over_ = false;
-  }
-
-  int rank_;
-  int size_;
-  double timeout_s_;
-  std::uint64_t round_ = 0;
-  bool over_ = false;  ///< the ranks may no longer agree on the round
   Segment seats_;
+  std::uint64_t round_ = 0;
+  std::span<const std::byte> mine_;
+  std::size_t done_ = 0;  ///< bytes of `mine_`
 };
 
 }  // namespace
 
 std::shared_ptr<Bootstrap> make_file_bootstrap(int fd, int rank, int size, double timeout_s) {
   require_rank(rank, size);
-  return make_callback_bootstrap(rank, size, Rounds(rank, size, timeout_s, map_segment(fd, size)));
+  return make_polled_bootstrap(std::make_unique<SeatTransport>(rank, size, map_segment(fd, size)), timeout_s);
 }
 
 std::vector<std::shared_ptr<Bootstrap>> make_thread_bootstraps(int size, std::optional<double> timeout_s) {
@@ -117,7 +104,7 @@ std::vector<std::shared_ptr<Bootstrap>> make_thread_bootstraps(int size, std::op
   const Segment seats = map_segment(-1, size);
   std::vector<std::shared_ptr<Bootstrap>> bootstraps;
   for (int rank = 0; rank < size; ++rank) {
-    bootstraps.push_back(make_callback_bootstrap(rank, size, Rounds(rank, size, seconds, seats)));
+    bootstraps.push_back(make_polled_bootstrap(std::make_unique<SeatTransport>(rank, size, seats), seconds));
   }
   return bootstraps;
 }

@@ -82,4 +82,27 @@ bool is_of_this_user(int unix_socket) {
   return ::getsockopt(unix_socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == ::geteuid();
 }
 
+void Connection::send(const void* bytes, std::size_t size) {
+  const auto* begin = static_cast<const std::byte*>(bytes);
+  unsent.insert(unsent.end(), begin, begin + size);
+  const ssize_t sent = ::send(socket.get(), unsent.data(), unsent.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (sent > 0) unsent.erase(unsent.begin(), unsent.begin() + sent);
+}
+
+int Connection::receive() {
+  std::array<std::byte, 16384> bytes;
+  const ssize_t got = ::recv(socket.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
+  if (got > 0) received.insert(received.end(), bytes.begin(), bytes.begin() + got);
+  if (got == 0) return ECONNRESET;
+  return got > 0 || errno == EAGAIN || errno == EINTR ? 0 : errno;
+}
+
+bool Connection::take(std::span<std::byte> bytes) {
+  if (received.size() < bytes.size()) return false;
+  const auto end = received.begin() + static_cast<std::ptrdiff_t>(bytes.size());
+  std::copy(received.begin(), end, bytes.begin());
+  received.erase(received.begin(), end);
+  return true;
+}
+
 }  // namespace deep_ep

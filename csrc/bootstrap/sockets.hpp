@@ -4,9 +4,12 @@
 
 #include <sys/socket.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "csrc/support/unique_fd.hpp"
 
@@ -31,5 +34,22 @@ UniqueFd listen_at(const SocketAddress& address);
 UniqueFd call_at(const SocketAddress& address);
 /// Is the process at the other end of a Unix connection one of this user's?
 bool is_of_this_user(int unix_socket);
+
+/// Messages whose sizes the receiver knows, in both directions.
+struct Connection {
+  UniqueFd socket;
+  std::vector<std::byte> received = {}, unsent = {};
+
+  /// Sends what is left over, and this, as far as the system takes it. receive() finds out that the connection is gone.
+  void send(const void* bytes = nullptr, std::size_t size = 0);
+  /// Takes some of what has come. Not 0: the connection has ended, an errno.
+  int receive();
+  /// The next bytes; false: not all of them have come.
+  bool take(std::span<std::byte> bytes);
+  template <class T>
+  bool take(T& value) {
+    return take(std::as_writable_bytes(std::span(&value, 1)));
+  }
+};
 
 }  // namespace deep_ep

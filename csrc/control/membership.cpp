@@ -216,26 +216,21 @@ PeerReport& Report::about(int peer) {
   return found == of.end() ? of.emplace_back(PeerReport{.verdict = {.rank = peer}}) : *found;
 }
 
-std::vector<std::byte> Report::packed() const {
+void Report::send(Connection& to) const {
   ReportHead head = *this;
   head.peers = static_cast<std::uint32_t>(of.size());
-  std::vector<std::byte> bytes(sizeof head + std::span(of).size_bytes());
-  std::memcpy(bytes.data(), &head, sizeof head);
-  std::ranges::copy(std::as_bytes(std::span(of)), bytes.begin() + sizeof head);
-  return bytes;
+  to.send(&head, sizeof head);
+  to.send(of.data(), std::span(of).size_bytes());
 }
 
-bool Report::unpack(std::vector<std::byte>& received) {
+bool Report::take(Connection& from) {
   ReportHead head;
-  if (received.size() < sizeof head) return false;
-  std::memcpy(&head, received.data(), sizeof head);
-  const std::size_t size = sizeof head + head.peers * sizeof(PeerReport);
-  if (received.size() < size) return false;
+  if (from.received.size() < sizeof head) return false;
+  std::memcpy(&head, from.received.data(), sizeof head);
+  if (from.received.size() < sizeof head + head.peers * sizeof(PeerReport)) return false;
+  from.take(head);
   *this = {head, std::vector<PeerReport>(head.peers)};
-  std::ranges::copy(std::span(received).subspan(sizeof head, size - sizeof head),
-                    std::as_writable_bytes(std::span(of)).begin());
-  received.erase(received.begin(), received.begin() + static_cast<std::ptrdiff_t>(size));
-  return true;
+  return from.take(std::as_writable_bytes(std::span(of)));
 }
 
 void Membership::hear(const Token& process, const Report& said) {

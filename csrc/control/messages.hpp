@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "csrc/bootstrap/sockets.hpp"
 #include "csrc/control/verdict.hpp"
 #include "csrc/support/token.hpp"
 
@@ -60,9 +61,9 @@ struct Report : ReportHead {
 
   static constexpr std::size_t kMostBytes = std::size_t{1} << 20;  ///< of one as it travels
 
-  std::vector<std::byte> packed() const;
-  /// Takes the next report out of what has come. False: not all of it has come.
-  bool unpack(std::vector<std::byte>& received);
+  void send(Connection& to) const;
+  /// The next report. False: not all of it has come.
+  bool take(Connection& from);
 };
 
 }  // namespace deep_ep::control

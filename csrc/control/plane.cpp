@@ -254,7 +254,7 @@ void Plane::serve(Peer& peer) {
     if (!answer.shows(secret_) || !(answer.from == peer.info.process)) return failed(peer, EPROTO);
     set_link(peer, Link::up);
   }
-  for (Report report; peer.link == Link::up && report.unpack(connection.received);) {
+  for (Report report; peer.link == Link::up && report.take(connection);) {
     for (Membership* member : members_) member->hear(peer.info.process, report);
   }
   if (error != 0) return failed(peer, error);
@@ -292,8 +292,7 @@ void Plane::say(const Membership& member) {
 void Plane::say(const Membership& member, Peer& peer) {
   const bool has_it = std::ranges::any_of(member.ranks_, [&](const auto& rank) { return rank.peer == &peer; });
   if (!has_it || peer.link != Link::up || !peer.connection.unsent.empty()) return;
-  const std::vector<std::byte> report = member.report().packed();
-  peer.connection.send(report.data(), report.size());
+  member.report().send(peer.connection);
 }
 
 }  // namespace deep_ep::control

@@ -3,9 +3,7 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
-#include <array>
 #include <cerrno>
-#include <cstddef>
 
 #include "csrc/bootstrap/interfaces.hpp"
 #include "csrc/support/format.hpp"
@@ -43,21 +41,6 @@ UniqueFd listen_by_tcp(const PortRange& ports, SocketAddress& address) {
       "control connections: cannot listen at {}, the last of ports {} to {}: {}. DEEP_EP_CONTROL_PORTS must have a "
       "free port for each process of this host",
       to_string(address), ports.first, ports.last, errno_text(refusal));
-}
-
-void Connection::send(const void* bytes, std::size_t size) {
-  const auto* begin = static_cast<const std::byte*>(bytes);
-  unsent.insert(unsent.end(), begin, begin + size);
-  const ssize_t sent = ::send(socket.get(), unsent.data(), unsent.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-  if (sent > 0) unsent.erase(unsent.begin(), unsent.begin() + sent);
-}
-
-int Connection::receive() {
-  std::array<std::byte, 16384> bytes;
-  const ssize_t got = ::recv(socket.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
-  if (got > 0) received.insert(received.end(), bytes.begin(), bytes.begin() + got);
-  if (got == 0) return ECONNRESET;
-  return got > 0 || errno == EAGAIN || errno == EINTR ? 0 : errno;
 }
 
 }  // namespace deep_ep::control

@@ -11,6 +11,7 @@ struct OwnStream : std::shared_ptr<void> {
   /// The executor outlives it.
   explicit OwnStream(Executor& executor)
       : shared_ptr(executor.create_stream(), [&executor](StreamHandle stream) { executor.destroy_stream(stream); }) {}
+  operator StreamHandle() const { return get(); }
 };
 
 }  // namespace deep_ep

@@ -3,6 +3,7 @@
 
 #include <charconv>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -29,6 +30,14 @@ inline std::vector<std::string_view> split(std::string_view text, std::string_vi
 }
 inline std::vector<std::string_view> split(std::string_view text, char separator) {
   return split(text, std::string_view(&separator, 1));
+}
+
+/// What is behind `head` in the first line that begins with it, without white space around it.
+inline std::string rest_of_line(std::string_view text, std::string_view head) {
+  for (const std::string_view line : split(text, '\n')) {
+    if (line.starts_with(head)) return std::string(trim(line.substr(head.size())));
+  }
+  return {};
 }
 
 /// The number that `text` is, all of it. from_chars, not strtod: the decimal point must not depend on the locale.

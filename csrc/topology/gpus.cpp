@@ -13,15 +13,6 @@ namespace {
 constexpr std::string_view kDriverFolder = "/proc/driver/nvidia/gpus";
 constexpr std::string_view kPciFolder = "/sys/bus/pci/devices";
 
-// Value of "Key: \t value" in the driver's text.
-std::string field(std::string_view text, std::string_view key) {
-  for (const std::string_view line : split(text, '\n')) {
-    const std::size_t colon = line.find(':');
-    if (trim(line.substr(0, colon)) == key && colon != line.npos) return std::string(trim(line.substr(colon + 1)));
-  }
-  return {};
-}
-
 bool is_nvidia_gpu(const SystemRoot& root, const std::string& folder) {
   // 0x03....: display controllers, 3D controllers among them.
   return root.read(folder + "/vendor") == "0x10de" && root.text(folder + "/class").starts_with("0x03") &&
@@ -49,8 +40,8 @@ std::vector<Gpu> find_gpus(const SystemRoot& root) {
     if (!address) continue;
     const std::string information = root.text(fmt::format("{}/{}/information", kDriverFolder, name));
     Gpu& gpu = found[*address];
-    gpu.uuid = field(information, "GPU UUID");
-    gpu.model = field(information, "Model");
+    gpu.uuid = rest_of_line(information, "GPU UUID:");
+    gpu.model = rest_of_line(information, "Model:");
     // Where sysfs is not mounted, only the driver knows the address.
     if (!gpu.pci.address) gpu.pci.address = *address;
     usable.insert(*address);

@@ -148,17 +148,19 @@ TEST(CallbackBootstrap, ItsExceptionsReachTheCaller) {
 /// The gather of one rank, done after `looks`.
 struct FakeTransport {
   static constexpr const char* name = "fakes";
+  static constexpr bool kIsWrittenTo = true;
   explicit FakeTransport(int looks) : left(looks) { ++alive; }
   ~FakeTransport() { --alive; }
   FakeTransport(const FakeTransport&) = delete;
   FakeTransport& operator=(const FakeTransport&) = delete;
   static constexpr int rank = 0, size = 1;
-  void start(std::span<const std::byte> given, std::size_t bytes) {
-    require(bytes == given.size(), "another number of bytes");
-    mine.assign(given.begin(), given.end());
+  void start(std::span<const std::byte> given) { mine.assign(given.begin(), given.end()); }
+  bool done(std::span<std::byte> all) {
+    if (left != 0 && --left != 0) return false;
+    std::ranges::copy(mine, all.begin());
+    return true;
   }
-  bool done() { return left == 0 || --left == 0; }
-  void take(std::span<std::byte> all) const { std::ranges::copy(mine, all.begin()); }
+  static std::string awaited() { return "a fake"; }
 
   int left;
   std::vector<std::byte> mine;

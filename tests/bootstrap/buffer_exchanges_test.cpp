@@ -17,11 +17,9 @@
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "deep_ep/exchanges.hpp"
-#include "tests/bootstrap/free_port.hpp"
 #include "tests/cluster/processes.hpp"
 #include "tests/rdma/messages.hpp"
 #include "tests/support/time_scale.hpp"
-#include "tools/common/socket_bootstrap.hpp"
 
 namespace deep_ep::test {
 namespace {
@@ -54,43 +52,10 @@ TEST(Judge, AnythingElseIsAMistakeOnAllRanks) {
   for (const auto& ranks : mistakes) EXPECT_EQ(fates(ranks), (std::vector{2, Fate::mismatch}));
 }
 
-/// How ranks that are threads of this process meet: each rank's group, made by its own thread.
-struct Transport {
-  const char* name;
-  std::function<std::function<std::shared_ptr<Bootstrap>(int rank)>(int size)> make;
-};
-
-const Transport kTransports[] = {{"threads",
-                                  [](int size) {
-                                    return [groups = make_thread_bootstraps(size, long_patience())](int rank) {
-                                      return groups[static_cast<std::size_t>(rank)];
-                                    };
-                                  }},
-                                 {"tcp",
-                                  [](int size) {
-                                    return [port = free_port(), size](int rank) {
-                                      return make_socket_bootstrap(rank, size, "127.0.0.1", port, long_patience());
-                                    };
-                                  }},
-                                 {"callback", [](int size) {
-                                    return [groups = make_thread_bootstraps(size, long_patience()), size](int rank) {
-                                      const auto group = groups[static_cast<std::size_t>(rank)];
-                                      return make_callback_bootstrap(rank, size, [group](auto mine, auto all) {
-                                        const std::vector<std::byte> gathered = group->all_gather(mine);
-                                        std::copy(gathered.begin(), gathered.end(), all.begin());
-                                      });
-                                    };
-                                  }}};
-
-class BufferExchangesTest : public testing::TestWithParam<Transport> {
- protected:
-  static void on_ranks(int size, const std::function<void(const std::shared_ptr<Bootstrap>&)>& body) {
-    const auto group_of = GetParam().make(size);
-    expect_nothing_thrown(run_threads(size, [&](int rank) { body(group_of(rank)); }));
-  }
-};
-INSTANTIATE_TEST_SUITE_P(Over, BufferExchangesTest, testing::ValuesIn(kTransports),
-                         [](const auto& info) { return std::string(info.param.name); });
+void on_ranks(int size, const std::function<void(const std::shared_ptr<Bootstrap>&)>& body) {
+  const auto groups = make_thread_bootstraps(size, long_patience());
+  expect_nothing_thrown(run_threads(size, [&](int rank) { body(groups[static_cast<std::size_t>(rank)]); }));
+}
 
 void must(bool holds, const std::string& what) {
   if (!holds) throw std::runtime_error(what);
@@ -102,7 +67,7 @@ void meet_others(Bootstrap& exchanges) {
   for (std::size_t rank = 0; rank < all.size(); ++rank) must(all[rank] == static_cast<int>(rank), "other ranks");
 }
 
-TEST_P(BufferExchangesTest, SmallAndLargeMessages) {
+TEST(BufferExchanges, SmallAndLargeMessages) {
   on_ranks(3, [](const std::shared_ptr<Bootstrap>& group) {
     const auto exchanges = make_buffer_exchanges(group);
     for (const std::size_t bytes : {0, 1, 960, 967, 968, 969, 1936, 5000}) {
@@ -118,7 +83,7 @@ TEST_P(BufferExchangesTest, SmallAndLargeMessages) {
 }
 
 /// One rank alone has seen an error: it leaves and makes the next buffer, while the others are in the collective end.
-TEST_P(BufferExchangesTest, ARankThatLeftIsNotWaitedForAndGetsItsNextBuffer) {
+TEST(BufferExchanges, ARankThatLeftIsNotWaitedForAndGetsItsNextBuffer) {
   on_ranks(3, [](const std::shared_ptr<Bootstrap>& group) {
     for (int round = 0; round < 6; ++round) {
       BufferExchanges buffer(group);
@@ -136,7 +101,7 @@ TEST_P(BufferExchangesTest, ARankThatLeftIsNotWaitedForAndGetsItsNextBuffer) {
 }
 
 /// A constructor that failed on one rank between two exchanges.
-TEST_P(BufferExchangesTest, ARankThatLeftWhileABufferWasMade) {
+TEST(BufferExchanges, ARankThatLeftWhileABufferWasMade) {
   on_ranks(2, [](const std::shared_ptr<Bootstrap>& group) {
     {
       BufferExchanges half_made(group);
@@ -148,14 +113,14 @@ TEST_P(BufferExchangesTest, ARankThatLeftWhileABufferWasMade) {
   });
 }
 
-TEST_P(BufferExchangesTest, AStepThatFailsOnOneRankFailsOnAllInTheirNextExchange) {
+TEST(BufferExchanges, AStepThatFailsOnOneRankFailsOnAllInTheirNextExchange) {
   on_ranks(2, [](const std::shared_ptr<Bootstrap>& group) {
     BufferExchanges buffer(group);
     meet_others(buffer);
     agree(buffer, "boiling water", [] {});
     if (group->rank() == 0) {
-      const std::string text = message_of<InvalidArgument>(
-          [&] { agree(buffer, "boiling water", [] { throw InvalidArgument("no kettle"); }); });
+      const std::string text =
+          message_of<InvalidArgument>([&] { agree(buffer, "boiling water", [] { throw InvalidArgument("no kettle"); }); });
       must(text == "no kettle", text);
     } else {
       agree(buffer, "boiling water", [] {});
@@ -177,7 +142,7 @@ TEST(BufferExchanges, AnExchangeThatFailedIsNotToldOf) {
   EXPECT_EQ(gathers, 1);
 }
 
-TEST_P(BufferExchangesTest, WhatTheProgramExchangesItselfIsNotTakenForAnExchange) {
+TEST(BufferExchanges, WhatTheProgramExchangesItselfIsNotTakenForAnExchange) {
   on_ranks(2, [](const std::shared_ptr<Bootstrap>& group) {
     BufferExchanges buffer(group);
     if (group->rank() == 0) {
@@ -189,33 +154,27 @@ TEST_P(BufferExchangesTest, WhatTheProgramExchangesItselfIsNotTakenForAnExchange
   });
 }
 
-/// Over each transport of the library that connects processes: ranks 0 and 1 meet, then rank 1 stays away.
+/// Ranks 0 and 1 meet, then rank 1 stays away.
 TEST(BufferExchanges, AWaitEndsForARankThatWillNotCome) {
-  const std::uint16_t port = free_port();
-  const auto by_memory = make_thread_bootstraps(2, long_patience());
-  for (const bool by_tcp : {false, true}) {
-    std::atomic<bool> looked = false;
-    std::atomic<bool> gone = false;
-    std::atomic<bool> over = false;
-    expect_nothing_thrown(run_threads(2, [&](int rank) {
-      BufferExchanges buffer(by_tcp ? make_socket_bootstrap(rank, 2, "127.0.0.1", port, long_patience(), Token{})
-                                    : by_memory[static_cast<std::size_t>(rank)]);
-      meet_others(buffer);
-      if (rank ==
-          1) {  // its connection stays, as where a child holds it; it goes when rank 0 has looked before its wait
-        while (!looked) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        for (gone = true; !over;) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        return;
-      }
-      buffer.end_waits_by([&] {
-        if (gone) throw PeerLeft("the process of rank 1 has ended");
-        looked = true;
-      });
-      buffer.begin(Purpose::destroying);
-      message_of<PeerLeft>([&] { meet_others(buffer); });
-      over = true;
-    }));
-  }
+  std::atomic<bool> looked = false;
+  std::atomic<bool> gone = false;
+  std::atomic<bool> over = false;
+  on_ranks(2, [&](const std::shared_ptr<Bootstrap>& group) {
+    BufferExchanges buffer(group);
+    meet_others(buffer);
+    if (group->rank() == 1) {  // it goes when rank 0 has looked before its wait
+      while (!looked) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      for (gone = true; !over;) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      return;
+    }
+    buffer.end_waits_by([&] {
+      if (gone) throw PeerLeft("the process of rank 1 has ended");
+      looked = true;
+    });
+    buffer.begin(Purpose::destroying);
+    message_of<PeerLeft>([&] { meet_others(buffer); });
+    over = true;
+  });
 }
 
 TEST(BufferExchanges, RanksThatHaveNotCountedAlikeAgreeOnANumber) {

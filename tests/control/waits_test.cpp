@@ -86,15 +86,15 @@ class ScriptedProcess {
     send(connections_.back(), &hello, sizeof hello);
   }
   void tell(std::size_t connection, const Report& report) {
-    const std::vector<std::byte> bytes = report.packed();
-    send(connections_[connection], bytes.data(), bytes.size());
+    report.send(connections_[connection]);
+    EXPECT_TRUE(connections_[connection].unsent.empty());
   }
   /// Takes some of what has come. The last report so far.
   const Report& hear(std::size_t connection) {
     connections_[connection].receive();
     Hello answer;
     if (!answered_) answered_ = connections_[connection].take(answer);
-    while (answered_ && heard_.unpack(connections_[connection].received)) {
+    while (answered_ && heard_.take(connections_[connection])) {
     }
     return heard_;
   }
@@ -279,16 +279,19 @@ TEST(DecidingRank, ThatDoesNotAnswerIsFollowedByTheNext) {
 /// As a rank does that was in the other half of a network that was cut in two.
 TEST(Report, TravelsInPiecesAndBehindOthers) {
   Report said{{.buffer = 5, .round = 2, .rank = 3, .gave_up_on = 9, .left = 1, .waits = 1}};
-  const std::size_t empty = said.packed().size();
   said.about(1000).waited_ns = 7;
-  std::vector<std::byte> bytes = said.packed();
-  std::vector<std::byte> half(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(empty));
+  Connection connection;
+  said.send(connection);
+  const std::vector<std::byte> bytes = connection.unsent;
+  const auto half = bytes.begin() + sizeof(ReportHead);
+  connection.received.assign(bytes.begin(), half);
   Report heard;
-  EXPECT_FALSE(heard.unpack(half));
-  bytes.insert(bytes.end(), half.begin(), half.end());
-  EXPECT_TRUE(heard.unpack(bytes));
-  EXPECT_EQ(bytes, half) << "the next report";
-  EXPECT_EQ(heard.packed(), said.packed());
+  EXPECT_FALSE(heard.take(connection));
+  connection.received.insert(connection.received.end(), half, bytes.end());
+  connection.received.insert(connection.received.end(), bytes.begin(), bytes.end());
+  EXPECT_TRUE(heard.take(connection));
+  EXPECT_EQ(connection.received, bytes) << "the next report";
+  EXPECT_EQ(heard.round, 2U);
   EXPECT_EQ(heard.waits_for(), 1000);
   EXPECT_EQ(heard.of.size(), 1U);
 }

@@ -52,7 +52,7 @@ class LowLatencyRank {
   BufferOptions options_;
   bool gives_weights_;
   Executor& executor_;
-  Stream stream_;
+  OwnStream stream_;
   Buffer buffer_;
   DeviceTensor x_;
   DeviceTensor kept_x_;

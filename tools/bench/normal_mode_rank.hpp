@@ -59,7 +59,7 @@ class NormalModeRank {
   const WorkloadShape& shape_;
   Executor& executor_;
   int rank_;
-  Stream stream_;
+  OwnStream stream_;
   Buffer buffer_;
   DeviceTensor x_bf16_, x_8bit_, scales_, selection_, weights_;
 };

@@ -1,5 +1,7 @@
 // `deep_ep bench selftest`: does this installation do what it is for? Small cases of every kind, compared with the
 // oracle.
+#include <sys/mman.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
@@ -11,7 +13,8 @@
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
-#include "csrc/support/text.hpp"
+#include "csrc/support/unique_fd.hpp"
+#include "csrc/topology/system_root.hpp"
 #include "deep_ep/error.hpp"
 #include "tools/bench/benchmark.hpp"
 #include "tools/bench/low_latency_rank.hpp"
@@ -117,23 +120,25 @@ SelftestStage run_processes(Device::Kind device) {
   SelftestStage stage{.name = "two processes"};
   stage.measure([&] {
     const Place here{.port = free_master_port()};
-    const PrintedText printed, errors;
+    const UniqueFd printed(::memfd_create("printed", MFD_CLOEXEC)), errors(::memfd_create("errors", MFD_CLOEXEC));
+    const auto text_of = [](const UniqueFd& file) {
+      return topology::SystemRoot().text(fmt::format("/proc/self/fd/{}", file.get()));
+    };
     std::vector<ChildCommand> commands;
     for (const int rank : {0, 1}) {
       commands.push_back({.words = {own_program(), "bench", "selftest", "--device", name_of(device)},
                           .variables = variables_of_rank(here, rank, 2),
-                          .output = printed.fd(),  // of rank 0 alone: the other one prints nothing there
-                          .errors = errors.fd()});
+                          .output = printed.get(),  // of rank 0 alone: the other one prints nothing there
+                          .errors = errors.get()});
     }
     Children children(commands);
     const Deadline deadline(kSecondsOfProcesses);
     while (children.running() > 0 && !children.first_failure() && !deadline.expired()) children.step();
     constexpr std::string_view kPassed = "... passed";
-    const std::string output = printed.text();
+    const std::string output = text_of(printed);
     for (auto at = output.find(kPassed); at != std::string::npos; at = output.find(kPassed, at + 1)) ++stage.cases;
     if (const auto failed = children.first_failure()) {
-      fail<Error>("rank {} ended with {}: {}", *failed, describe_status(*children.status(*failed)),
-                  trim(errors.text()));
+      fail<Error>("rank {} ended with {}: {}", *failed, describe_status(*children.status(*failed)), text_of(errors));
     }
     if (children.running() > 0) throw Error("it took too long");
   });

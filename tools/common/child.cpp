@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/epoll.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -64,19 +63,6 @@ std::vector<char*> pointers(std::vector<std::string>& words) {
 }
 
 }  // namespace
-
-PrintedText::PrintedText() : file_(::memfd_create("printed", MFD_CLOEXEC)) {
-  if (!file_) fail<SystemError>("cannot make a file in memory: {}", errno_text(errno));
-}
-
-std::string PrintedText::text() const {
-  std::string text;
-  std::array<char, 4096> bytes;
-  for (ssize_t count = 0; (count = ::pread(fd(), bytes.data(), bytes.size(), static_cast<off_t>(text.size()))) > 0;) {
-    text.append(bytes.data(), static_cast<std::size_t>(count));
-  }
-  return text;
-}
 
 Children::Children(const std::vector<ChildCommand>& commands) : epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
   for (const ChildCommand& command : commands) start(command);

@@ -20,17 +20,6 @@ struct ChildCommand {
   int output = STDOUT_FILENO, errors = STDERR_FILENO;            ///< descriptors to which it prints
 };
 
-/// A file without a name, for what children print.
-class PrintedText {
- public:
-  PrintedText();
-  int fd() const { return file_.get(); }
-  std::string text() const;
-
- private:
-  UniqueFd file_;
-};
-
 /// Processes, each with the group of all that it starts. The groups are killed with this object; the processes alone
 /// get SIGTERM when this process dies. One that a driver keeps from dying is left behind after some seconds.
 class Children {

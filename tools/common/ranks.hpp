@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "csrc/executor/own_stream.hpp"
 #include "deep_ep/executor.hpp"
 #include "deep_ep/tensor.hpp"
 
@@ -40,20 +41,6 @@ const char* name_of(Device::Kind device);  ///< "cuda" or "cpu"
 
 /// An executor for a rank: the GPU with that ordinal, or the CPU.
 std::shared_ptr<Executor> make_executor(Device::Kind kind, int device);
-
-/// A stream with its lifetime.
-class Stream {
- public:
-  explicit Stream(Executor& executor) : executor_(&executor), handle_(executor.create_stream()) {}
-  ~Stream() { executor_->destroy_stream(handle_); }
-  Stream(const Stream&) = delete;
-  Stream& operator=(const Stream&) = delete;
-  operator StreamHandle() const { return handle_; }
-
- private:
-  Executor* executor_;
-  StreamHandle handle_;
-};
 
 /// A contiguous tensor in ordinary device memory.
 class DeviceTensor {

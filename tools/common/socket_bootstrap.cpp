@@ -2,7 +2,6 @@
 
 #include <netdb.h>
 #include <netinet/in.h>
-#include <poll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -10,7 +9,6 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <exception>
 #include <memory>
 #include <optional>
 #include <span>
@@ -19,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "csrc/bootstrap/agreement.hpp"
+#include "csrc/bootstrap/polled.hpp"
 #include "csrc/bootstrap/sockets.hpp"
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
@@ -47,7 +45,7 @@ struct Hello {
 
 constexpr double kMostOfACaller = 2;      ///< seconds for a caller to say who it is
 constexpr std::size_t kMostCallers = 64;  ///< that may be saying it at a time; more wait in the system's queue
-constexpr int kTick = 5;                  ///< ms
+constexpr auto kTick = std::chrono::milliseconds(5);
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
 
@@ -63,84 +61,71 @@ AddressList find_addresses(const std::string& host, std::uint16_t port) {
   return {found, &::freeaddrinfo};
 }
 
-/// [rank]: who rank 0 talks to; the others know rank 0 alone.
-class Sockets {
+/// Rank 0 hears all others, and tells each what all of them said.
+class TcpTransport {
  public:
-  Sockets(int rank, int size, const std::string& hub, std::uint16_t port, double timeout_s, const Token& job)
-      : own_{.rank = rank, .size = size, .job = job},
-        rank_(rank),
-        timeout_s_(timeout_s),
-        peers_(static_cast<std::size_t>(size)) {
+  static constexpr const char* name = "TCP";
+  static constexpr bool kIsWrittenTo = false;
+  const int rank, size;
+
+  TcpTransport(int of_rank, int of_size, const std::string& hub, std::uint16_t port, double timeout_s, const Token& job)
+      : rank(of_rank),
+        size(of_size),
+        own_{.rank = rank, .size = size, .job = job},
+        peers_(static_cast<std::size_t>(rank == 0 ? size : 1)) {
     if (size == 1) return;
-    rank == 0 ? listen(port) : call(hub, port);
+    const Deadline deadline(timeout_s);
+    rank == 0 ? listen(port, deadline) : call(hub, port, deadline);
   }
 
-  void all_gather(std::span<const std::byte> mine, std::span<std::byte> all) {
-    // After a failure a rank does not know where in the conversation the others are.
-    if (broken_) std::rethrow_exception(broken_);
-    try {
-      exchange(mine, all);
-    } catch (...) {
-      broken_ = std::current_exception();
-      throw;
-    }
+  void start(std::span<const std::byte> mine) {
+    mine_ = mine;
+    answers_ = false;
+    if (rank != 0) peers_[0].send(mine.data(), mine.size());
   }
+  bool done(std::span<std::byte> all) {
+    if (rank != 0) return has_come(peers_[0], all.size()) && peers_[0].take(all);
+    const std::span<Connection> others = std::span(peers_).subspan(1);
+    if (!answers_) {
+      if (!late().empty()) return false;
+      std::ranges::copy(mine_, all.begin());
+      for (std::size_t peer = 1; peer < peers_.size(); ++peer) {
+        peers_[peer].take(all.subspan(peer * mine_.size(), mine_.size()));
+      }
+      for (Connection& peer : others) peer.send(all.data(), all.size());
+      answers_ = true;
+    }
+    return std::ranges::all_of(others, [](Connection& peer) { return has_come(peer, 0); });
+  }
+  std::string awaited() { return rank == 0 ? format_ranks(late()) : "rank 0"; }
 
  private:
-  void exchange(std::span<const std::byte> mine, std::span<std::byte> all) const {
-    const Deadline deadline(timeout_s_);
-    const std::size_t bytes = mine.size();
-    if (bytes == 0) return;
-    if (rank_ != 0) {
-      send(peers_[0], mine, deadline);
-      receive(peers_[0], all, deadline);
-      return;
+  /// Have so many bytes come, and was all that was sent taken?
+  static bool has_come(Connection& peer, std::size_t bytes) {
+    if (!peer.unsent.empty()) peer.send();
+    while (peer.received.size() < bytes || !peer.unsent.empty()) {
+      const std::size_t before = peer.received.size();
+      const int error = peer.receive();
+      if (error != 0) fail<SystemError>("bootstrap over TCP: a rank went away: {}", errno_text(error));
+      if (peer.received.size() == before) return false;
     }
-    std::memcpy(all.data(), mine.data(), bytes);
-    for (std::size_t peer = 1; peer < peers_.size(); ++peer) {
-      receive(peers_[peer], all.subspan(peer * bytes, bytes), deadline);
-    }
-    for (std::size_t peer = 1; peer < peers_.size(); ++peer) send(peers_[peer], all, deadline);
+    return true;
   }
 
-  void wait(int descriptor, short events, const char* what, const Deadline& deadline) const {
-    pollfd ready{.fd = descriptor, .events = events, .revents = 0};
-    bool there = false;
-    while (!there) {
-      there = ::poll(&ready, 1, 50) > 0;
-      if (!there) WaitEnd::look_now();
-      // Also where something is there: a peer that says a byte now and then is late, too.
-      if (!deadline.expired()) continue;
-      fail<TimeoutError>("bootstrap over TCP: rank {} waited {} s for {}", rank_, deadline.seconds(), what);
+  std::vector<int> late() {
+    std::vector<int> ranks;
+    for (int peer = 1; peer < size; ++peer) {
+      if (!has_come(peers_[static_cast<std::size_t>(peer)], answers_ ? 0 : mine_.size())) ranks.push_back(peer);
     }
+    return ranks;
   }
 
-  void send(const UniqueFd& to, std::span<const std::byte> bytes, const Deadline& deadline) const {
-    while (!bytes.empty()) {
-      wait(to.get(), POLLOUT, "a rank to listen", deadline);
-      const ssize_t sent = ::send(to.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-      if (sent > 0) {
-        bytes = bytes.subspan(static_cast<std::size_t>(sent));
-      } else if (errno != EAGAIN && errno != EINTR) {
-        fail<SystemError>("bootstrap over TCP: a rank went away: {}", errno_text(errno));
-      }
-    }
-  }
-
-  void receive(const UniqueFd& from, std::span<std::byte> bytes, const Deadline& deadline) const {
-    while (!bytes.empty()) {
-      wait(from.get(), POLLIN, "a rank's word", deadline);
-      bytes = bytes.subspan(receive_some(from.get(), bytes));
-    }
-  }
-
-  /// As many bytes as are there.
-  static std::size_t receive_some(int descriptor, std::span<std::byte> bytes) {
-    const ssize_t received = ::recv(descriptor, bytes.data(), bytes.size(), MSG_DONTWAIT);
-    if (received == 0) throw SystemError("bootstrap over TCP: a rank went away: it closed the connection");
-    if (received > 0) return static_cast<std::size_t>(received);
-    if (errno == EAGAIN || errno == EINTR) return 0;
-    fail<SystemError>("bootstrap over TCP: a rank went away: {}", errno_text(errno));
+  /// The first words of a rank that has connected. Nothing as long as they have not come; TimeoutError at the deadline.
+  std::optional<Hello> hear(Connection& from, const Deadline& deadline) const {
+    Hello hello;
+    if (has_come(from, sizeof hello) && from.take(hello)) return hello;
+    if (!deadline.expired()) return std::nullopt;
+    fail<TimeoutError>("bootstrap over TCP: rank {} waited {} s for a rank's word", rank, deadline.seconds());
   }
 
   static UniqueFd open_listener(std::uint16_t port) {
@@ -157,22 +142,19 @@ class Sockets {
     return listener;
   }
 
-  /// A caller that may not have identified itself yet.
+  /// A caller that has not said yet who it is.
   struct Caller {
-    UniqueFd socket;
+    Connection connection;
     Deadline brief{kMostOfACaller};
-    Hello hello{.magic = 0};
-    std::size_t heard = 0;  ///< bytes of the hello
   };
 
   /// All callers are listened to at the same time: a silent one does not delay the others.
-  void listen(std::uint16_t port) {
-    const Deadline deadline(timeout_s_);
+  void listen(std::uint16_t port, const Deadline& deadline) {
     const UniqueFd listener = open_listener(port);
     std::vector<Caller> callers;
     for (std::size_t missing = peers_.size() - 1; missing != 0;) {
       if (deadline.expired()) {
-        fail<TimeoutError>("bootstrap over TCP: rank {} waited {} s for the others to call", rank_, deadline.seconds());
+        fail<TimeoutError>("bootstrap over TCP: rank {} waited {} s for the others to call", rank, deadline.seconds());
       }
       while (callers.size() < kMostCallers && take_call(listener.get(), port, callers)) {
       }
@@ -181,7 +163,7 @@ class Sockets {
         missing -= ours.value_or(false) ? 1 : 0;
         return ours.has_value();
       });
-      ::poll(nullptr, 0, kTick);
+      std::this_thread::sleep_for(kTick);
     }
   }
 
@@ -192,34 +174,30 @@ class Sockets {
     if (!socket && errno != EINTR && errno != ECONNABORTED) {
       fail<SystemError>("bootstrap over TCP: cannot take a call on port {}: {}", port, errno_text(errno));
     }
-    if (socket) callers.push_back({.socket = std::move(socket)});
+    if (socket) callers.push_back({.connection = {std::move(socket)}});
     return true;
   }
 
   /// Is it a rank of this job? Nothing as long as it has not said it. Strangers must not end what others wait for,
   /// whatever they say.
   std::optional<bool> settle(Caller& caller, std::uint16_t port) {
-    const Hello& hello = caller.hello;
+    std::optional<Hello> hello;
     try {
-      caller.heard +=
-          receive_some(caller.socket.get(), std::as_writable_bytes(std::span(&caller.hello, 1)).subspan(caller.heard));
-      if (caller.heard < sizeof hello && !caller.brief.expired()) return std::nullopt;
-      if (caller.heard < sizeof hello) {
-        fail<TimeoutError>("bootstrap over TCP: rank {} waited {} s for a rank's word", rank_, caller.brief.seconds());
-      }
-      const auto who = static_cast<std::size_t>(hello.rank);
-      const bool ours = own_.same_job(hello) && hello.rank > 0 && who < peers_.size() && !peers_[who];
-      if (hello.magic == own_.magic) greet(caller.socket, caller.brief);  // one of another job shall know that
+      hello = hear(caller.connection, caller.brief);
+      if (!hello) return std::nullopt;
+      const auto who = static_cast<std::size_t>(hello->rank);
+      const bool ours = own_.same_job(*hello) && hello->rank > 0 && who < peers_.size() && !peers_[who].socket;
+      if (hello->magic == own_.magic) caller.connection.send(&own_, sizeof own_);  // also one of another job shall know
       if (!ours) {
         fail<SystemError>("bootstrap over TCP: whoever called on port {} is no rank of this group{}", port,
-                          why_not(hello));
+                          why_not(*hello));
       }
     } catch (const Error& error) {
       log::warn("{}; waiting for another caller", error.what());
       return false;
     }
-    require_version(hello);
-    peers_[static_cast<std::size_t>(hello.rank)] = std::move(caller.socket);
+    require_version(*hello);
+    peers_[static_cast<std::size_t>(hello->rank)] = std::move(caller.connection);
     return true;
   }
 
@@ -234,58 +212,52 @@ class Sockets {
     return {};
   }
 
-  void greet(const UniqueFd& socket, const Deadline& deadline) const {
-    send(socket, std::as_bytes(std::span(&own_, 1)), deadline);
-  }
-
   /// Later messages of a job differ from version to version.
   void require_version(const Hello& other) const {
     if (other.version == own_.version) return;
-    fail<RankMismatch>("bootstrap over TCP: rank {} runs deep_ep {}, rank {} runs {}", rank_, DEEP_EP_VERSION,
+    fail<RankMismatch>("bootstrap over TCP: rank {} runs deep_ep {}, rank {} runs {}", rank, DEEP_EP_VERSION,
                        other.rank, other.version_text());
   }
 
-  void call(const std::string& hub, std::uint16_t port) {
-    const Deadline deadline(timeout_s_);
+  void call(const std::string& hub, std::uint16_t port, const Deadline& deadline) {
     const AddressList addresses = find_addresses(hub, port);
     for (int refusal = 0;; std::this_thread::sleep_for(std::chrono::milliseconds(100))) {
       for (const addrinfo* one = addresses.get(); one != nullptr; one = one->ai_next) {
-        UniqueFd socket(::socket(one->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+        Connection to{UniqueFd(::socket(one->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0))};
         const timeval most{.tv_sec = 2, .tv_usec = 0};  // an address without an owner does not answer at all
-        ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &most, sizeof most);
-        if (::connect(socket.get(), one->ai_addr, one->ai_addrlen) != 0) {
+        ::setsockopt(to.socket.get(), SOL_SOCKET, SO_SNDTIMEO, &most, sizeof most);
+        if (::connect(to.socket.get(), one->ai_addr, one->ai_addrlen) != 0) {
           refusal = errno == EINPROGRESS ? ETIMEDOUT : errno;  // the first is what SO_SNDTIMEO gives
           continue;
         }
-        greet(socket, deadline);
-        Hello hello{.magic = 0};
-        receive(socket, std::as_writable_bytes(std::span(&hello, 1)), deadline);
-        if (own_.same_job(hello) && hello.rank == rank_) {
+        to.send(&own_, sizeof own_);
+        std::optional<Hello> hello;
+        while (!(hello = hear(to, deadline))) std::this_thread::sleep_for(kTick);
+        if (own_.same_job(*hello) && hello->rank == rank) {
           // A call to a port without a listener meets itself if the system gave it that very port to call from.
           const linger at_once{.l_onoff = 1, .l_linger = 0};  // rank 0 must get the port
-          ::setsockopt(socket.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+          ::setsockopt(to.socket.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
           refusal = ECONNREFUSED;
           continue;
         }
-        if (!own_.same_job(hello) || hello.rank != 0) {
+        if (!own_.same_job(*hello) || hello->rank != 0) {
           fail<SystemError>("bootstrap over TCP: whoever listens at {} port {} is not rank 0 of this group{}", hub,
-                            port, why_not(hello));
+                            port, why_not(*hello));
         }
-        require_version(hello);
-        peers_[0] = std::move(socket);
+        require_version(*hello);
+        peers_[0] = std::move(to);
         return;
       }
       if (!deadline.expired()) continue;
-      fail<TimeoutError>("bootstrap over TCP: rank {} called rank 0 at {} port {} for {} s: {}", rank_, hub, port,
+      fail<TimeoutError>("bootstrap over TCP: rank {} called rank 0 at {} port {} for {} s: {}", rank, hub, port,
                          deadline.seconds(), errno_text(refusal));
     }
   }
 
-  Hello own_;
-  int rank_;
-  double timeout_s_;
-  std::vector<UniqueFd> peers_;
-  std::exception_ptr broken_;  ///< the first failure
+  const Hello own_;
+  std::vector<Connection> peers_;  ///< of rank 0: [rank], the first unused; of the others: rank 0
+  std::span<const std::byte> mine_;
+  bool answers_ = false;  ///< rank 0 has heard all
 };
 
 }  // namespace
@@ -293,10 +265,7 @@ class Sockets {
 std::shared_ptr<Bootstrap> make_socket_bootstrap(int rank, int size, const std::string& hub, std::uint16_t port,
                                                  double timeout_s, const Token& job) {
   require_rank(rank, size);
-  const auto sockets = std::make_shared<Sockets>(rank, size, hub, port, timeout_s, job);
-  return make_callback_bootstrap(rank, size, [sockets](std::span<const std::byte> mine, std::span<std::byte> all) {
-    sockets->all_gather(mine, all);
-  });
+  return make_polled_bootstrap(std::make_unique<TcpTransport>(rank, size, hub, port, timeout_s, job), timeout_s);
 }
 
 }  // namespace deep_ep

@@ -30,7 +30,7 @@ double run_rank(const ModelShape& shape, const std::vector<Batch>& batches, cons
   const int rank = bootstrap->rank();
   const int ranks = bootstrap->size();
   const Batch& batch = batches[static_cast<std::size_t>(rank)];
-  const Stream stream(*executor);
+  const OwnStream stream(*executor);
   const CallOptions call{.stream = stream};
   Buffer buffer(bootstrap, executor, buffer_options(shape, batches));
   DeviceTensor x(*executor, DType::bfloat16, {batch.tokens, shape.hidden});

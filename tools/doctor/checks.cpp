@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <sstream>
 #include <utility>
 
 #include "csrc/support/text.hpp"
@@ -197,14 +196,6 @@ QuickAnswer answer_quickly(const Patient& patient, const QuickOptions& options) 
                                             warnings == 1 ? "" : "s")
                               : fmt::format("not usable: {}", errors);
   return answer;
-}
-
-std::string rest_of_line(const topology::SystemRoot& root, const std::string& file, std::string_view head) {
-  std::istringstream lines(root.read(file).value_or(""));
-  for (std::string line; std::getline(lines, line);) {
-    if (line.starts_with(head)) return std::string(trim(std::string_view(line).substr(head.size())));
-  }
-  return {};
 }
 
 int major_of(std::string_view version) {

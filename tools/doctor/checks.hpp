@@ -113,8 +113,6 @@ void check_device_files(const Patient& patient, Findings& findings);
 void check_gke(const Patient& patient, Findings& findings);
 void check_variables(const Patient& patient, Findings& findings);
 
-/// The text after `head` in the first line of a file that begins with it, without white space around it.
-std::string rest_of_line(const topology::SystemRoot& root, const std::string& file, std::string_view head);
 /// 580 of "580.126.09"; 0 of what is no number.
 int major_of(std::string_view version);
 /// The bits CAP_... of what this process may do; 0 where the files do not say.

@@ -15,19 +15,11 @@ namespace {
 constexpr const char* kGib = "/usr/local/gib";
 constexpr const char* kInterfaces = "networking.gke.io/interfaces";
 
-/// The value of `name` in /etc/podinfo/annotations, the downward API's file, without quotes and Go's escapes.
+/// The value of `name` in /etc/podinfo/annotations, the downward API's file, which has it as a string of Go's.
 std::string annotation_of(const Patient& patient, std::string_view name) {
-  const std::string line = rest_of_line(patient.root, "/etc/podinfo/annotations", fmt::format("{}=", name));
-  std::string_view text = line;
-  if (text.starts_with('"')) text.remove_prefix(1);
-  if (text.ends_with('"')) text.remove_suffix(1);
-  std::string result;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const bool escaped = text[i] == '\\' && i + 1 < text.size();
-    if (escaped) ++i;
-    result += escaped && (text[i] == 'n' || text[i] == 't') ? ' ' : text[i];
-  }
-  return result;
+  std::string text = rest_of_line(patient.root.text("/etc/podinfo/annotations"), fmt::format("{}=", name));
+  const auto value = nlohmann::json::parse(text, nullptr, false);
+  return value.is_string() ? value.get<std::string>() : text;
 }
 
 bool has_net_plugin(const Patient& patient) {
@@ -71,9 +63,8 @@ std::vector<std::string> interfaces_asked_for(const std::string& annotation) {
   const auto list = nlohmann::json::parse(annotation, nullptr, false);
   if (!list.is_array()) return names;
   for (const auto& entry : list) {
-    if (!entry.is_object()) continue;
-    const auto name = entry.find("interfaceName");
-    if (name != entry.end() && name->is_string()) names.push_back(name->get<std::string>());
+    const auto name = entry.is_object() ? entry.value("interfaceName", nlohmann::json()) : nlohmann::json();
+    if (name.is_string()) names.push_back(name.get<std::string>());
   }
   return names;
 }

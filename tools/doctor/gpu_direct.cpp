@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstdint>
 #include <string>
 
@@ -26,9 +25,9 @@ double kernel_release(const std::string& text) {
 
 // Empty: it should work.
 std::string why_no_dma_buf(const Patient& patient) {
-  const std::string kernel = patient.root.read("/proc/sys/kernel/osrelease").value_or("");
-  const std::string driver = patient.root.read("/sys/module/nvidia/version").value_or("");
-  const std::string description = patient.root.read("/proc/driver/nvidia/version").value_or("");
+  const std::string kernel = patient.root.text("/proc/sys/kernel/osrelease");
+  const std::string driver = patient.root.text("/sys/module/nvidia/version");
+  const std::string description = patient.root.text("/proc/driver/nvidia/version");
   if (!kernel.empty() && kernel_release(kernel) < kFirstKernel)
     return fmt::format("kernel {} is older than 5.12", kernel);
   if (!driver.empty() && major_of(driver) < kFirstDmaBufDriver)
@@ -51,10 +50,7 @@ std::string find_peer_memory(const Patient& patient) {
 }  // namespace
 
 std::uint64_t capabilities_of_process(const topology::SystemRoot& root) {
-  const std::string mask = rest_of_line(root, "/proc/self/status", "CapEff:");
-  std::uint64_t bits = 0;
-  std::from_chars(mask.data(), mask.data() + mask.size(), bits, 16);
-  return bits;
+  return parse_number<std::uint64_t>(rest_of_line(root.text("/proc/self/status"), "CapEff:"), 16).value_or(0);
 }
 
 void check_registration(const Patient& patient, Findings& findings) {
@@ -92,8 +88,8 @@ void check_doorbell(const Patient& patient, Findings& findings) {
     return;
   }
   const Verdict impossible = patient.settings.nic_handler == rdma::NicHandler::gpu ? Verdict::error : Verdict::warning;
-  const std::string driver = patient.root.read("/sys/module/nvidia/version").value_or("");
-  const std::string params = patient.root.read("/proc/driver/nvidia/params").value_or("");
+  const std::string driver = patient.root.text("/sys/module/nvidia/version");
+  const std::string params = patient.root.text("/proc/driver/nvidia/params");
   constexpr std::uint64_t kPrivileged = std::uint64_t{1} << 17 | std::uint64_t{1} << 21;  // CAP_SYS_RAWIO, _ADMIN
   if (!driver.empty() && major_of(driver) < kFirstDoorbellDriver) {
     findings.push_back({"doorbell", impossible, fmt::format("driver {} is older than 510.40.3", driver),

@@ -18,14 +18,12 @@ constexpr int kHopper = 90;
 struct GpuModel {
   std::string_view word;    ///< of its name
   int capability = 0;       ///< compute capability, 100 for 10.0
-  int least_driver = 0;     ///< major version of the first driver that runs it
   bool multi_node = false;  ///< its NVLink may join several nodes
 };
 constexpr GpuModel kModels[] = {
-    {"GB300", 103, 575, true}, {"GB200", 100, 570, true}, {"GH200", 90, 535, true}, {"B300", 103, 575},
-    {"B200", 100, 570},        {"H200", 90, 535},         {"H100", 90, 525},        {"H800", 90, 525},
-    {"H20", 90, 535},          {"A100", 80, 450},         {"A800", 80, 515},        {"L40S", 89, 535},
-    {"L40", 89, 525},          {"L4", 89, 525},           {"V100", 70, 396},        {"T4", 75, 418},
+    {"GB300", 103, true}, {"GB200", 100, true}, {"GH200", 90, true}, {"B300", 103}, {"B200", 100}, {"H200", 90},
+    {"H100", 90},         {"H800", 90},         {"H20", 90},         {"A100", 80},  {"A800", 80},  {"L40S", 89},
+    {"L40", 89},          {"L4", 89},           {"V100", 70},        {"T4", 75},
 };
 
 /// Null for names that are not in the table. "A100-SXM4" is an A100, "GB200" no B200.
@@ -115,7 +113,7 @@ void check_multi_node(const Patient& patient, Findings& findings) {
 }  // namespace
 
 void check_driver(const Patient& patient, Findings& findings) {
-  const std::string driver = patient.root.read("/sys/module/nvidia/version").value_or("");
+  const std::string driver = patient.root.text("/sys/module/nvidia/version");
   if (patient.gpus.empty()) return;
   const std::size_t before = findings.size();
   if (driver.empty()) {
@@ -123,21 +121,16 @@ void check_driver(const Patient& patient, Findings& findings) {
                         "/sys/module/nvidia/version is missing", "is the driver loaded? nvidia-smi must work"});
     return;
   }
-  int least = patient.build.cuda.empty() ? 0 : cuda::first_driver_of_cuda(major_of(patient.build.cuda));
-  std::string why = fmt::format("CUDA {}", patient.build.cuda);
+  // A driver that is too old for a GPU does not run it, so it is not among the GPUs.
+  const int least = patient.build.cuda.empty() ? 0 : cuda::first_driver_of_cuda(major_of(patient.build.cuda));
   for (const std::string& name : names_of(patient)) {
-    const GpuModel* model = model_of(name);
-    if (model == nullptr) continue;
-    check_code(patient, name, *model, findings);
-    if (model->least_driver > least) {
-      least = model->least_driver;
-      why = name;
-    }
+    if (const GpuModel* model = model_of(name)) check_code(patient, name, *model, findings);
   }
   if (major_of(driver) < least) {
-    findings.push_back({"driver", Verdict::error,
-                        fmt::format("driver {} is older than {}, the first for {}", driver, least, why),
-                        "CUDA does not start, or kernels do not load", "update the driver"});
+    findings.push_back(
+        {"driver", Verdict::error,
+         fmt::format("driver {} is older than {}, the first for CUDA {}", driver, least, patient.build.cuda),
+         "CUDA does not start, or kernels do not load", "update the driver"});
   }
   if (findings.size() != before) return;
   findings.push_back({"driver", Verdict::ok, fmt::format("driver {}", driver),

@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 
 // Folders in a file of ld.so.conf's format; `include` lines name files in /etc/ld.so.conf.d by a pattern.
 void read_loader_folders(const topology::SystemRoot& root, const std::string& file, std::vector<std::string>& folders) {
-  const std::string text = root.read(file).value_or("");
+  const std::string text = root.text(file);
   for (std::string_view line : split(text, '\n')) {
     line = trim(line.substr(0, line.find('#')));
     if (line.starts_with('/')) folders.emplace_back(line);
@@ -48,16 +48,16 @@ std::vector<std::string> searched_folders(const Patient& patient) {
 const std::vector<std::string> kOtherFolders = {"/usr/local/nvidia/lib64", "/usr/local/gib/lib64", "/usr/local/lib",
                                                 "/opt/mellanox/lib64"};
 
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
+constexpr std::string_view kDigits = "0123456789";
 
 // The digits behind the first IBVERBS_PRIVATE_ that has some. By hand: a file may be damaged, or no library at all, and
 // regular expressions recurse.
 std::string private_abi_of(std::string_view bytes) {
   constexpr std::string_view kName = "IBVERBS_PRIVATE_";
   for (std::size_t at = bytes.find(kName); at != std::string_view::npos; at = bytes.find(kName, at + 1)) {
-    std::size_t end = at + kName.size();
-    while (end < bytes.size() && is_digit(bytes[end]) && end - at < kName.size() + 4) ++end;
-    if (end > at + kName.size()) return std::string(bytes.substr(at + kName.size(), end - at - kName.size()));
+    const std::string_view behind = bytes.substr(at + kName.size(), 4);
+    const std::string_view digits = behind.substr(0, behind.find_first_not_of(kDigits));
+    if (!digits.empty()) return std::string(digits);
   }
   return {};
 }
@@ -65,17 +65,11 @@ std::string private_abi_of(std::string_view bytes) {
 // The path with "/lib%s-rdmav<n>.so" at its end, a text of its own in the file.
 std::string provider_files_of(std::string_view bytes) {
   constexpr std::string_view kName = "/lib%s-rdmav";
-  constexpr std::size_t kLongestPath = 4096;
+  constexpr std::string_view kOfAPath = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_./+-";
   const std::size_t at = bytes.find(kName);
   if (at == std::string_view::npos) return {};
-  const auto of_a_path = [](char c) {
-    return is_digit(c) || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
-           std::string_view("_./+-").find(c) != std::string_view::npos;
-  };
-  std::size_t begin = at;
-  while (begin > 0 && at - begin < kLongestPath && of_a_path(bytes[begin - 1])) --begin;
-  std::size_t end = at + kName.size();
-  while (end < bytes.size() && is_digit(bytes[end])) ++end;
+  const std::size_t begin = bytes.substr(0, at).find_last_not_of(kOfAPath) + 1;
+  const std::size_t end = std::min(bytes.find_first_not_of(kDigits, at + kName.size()), bytes.size());
   if (bytes[begin] != '/' || bytes.substr(end, 3) != ".so") return {};
   return std::string(bytes.substr(begin, end + 3 - begin));
 }

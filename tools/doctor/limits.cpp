@@ -21,7 +21,7 @@ struct Limit {
   std::uint64_t hard = 0;  ///< as far as the process may raise it by itself
 };
 std::optional<Limit> read_limit(const Patient& patient, std::string_view name) {
-  std::istringstream words(rest_of_line(patient.root, "/proc/self/limits", name));
+  std::istringstream words(rest_of_line(patient.root.text("/proc/self/limits"), name));
   const auto next = [&]() -> std::optional<std::uint64_t> {
     std::string word;
     words >> word;
@@ -92,9 +92,9 @@ std::optional<std::uint64_t> shared_memory(const Patient& patient) {
     if (::statvfs("/dev/shm", &mount) != 0) return std::nullopt;
     return mount.f_bavail * mount.f_frsize;
   }
-  std::istringstream mounts(patient.root.read("/proc/mounts").value_or(""));
+  const std::string mounts = patient.root.text("/proc/mounts");
   std::optional<std::uint64_t> size;  // of the last one, which is on top
-  for (std::string line; std::getline(mounts, line);) {
+  for (const std::string_view line : split(mounts, '\n')) {
     const std::vector<std::string_view> fields = split(line, ' ');
     if (fields.size() > 3 && fields[1] == "/dev/shm") size = tmpfs_size(fields[3]);
   }

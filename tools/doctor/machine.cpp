@@ -4,6 +4,7 @@
 
 #include <map>
 
+#include "csrc/support/text.hpp"
 #include "tools/common/version.hpp"
 
 namespace deep_ep::tools {
@@ -13,16 +14,8 @@ using nlohmann::json;
 
 std::string or_else(const std::string& text, const char* otherwise) { return text.empty() ? otherwise : text; }
 
-std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
-
 std::string numa(const topology::PciLocation& pci) {
   return pci.numa_node < 0 ? "NUMA node not known" : fmt::format("NUMA node {}", pci.numa_node);
-}
-
-std::string kernel_of(const Patient& patient) { return patient.root.read("/proc/sys/kernel/osrelease").value_or(""); }
-
-std::string driver_of(const Patient& patient) {
-  return first_line(patient.root.read("/proc/driver/nvidia/version").value_or(""));
 }
 
 // Whether the GPUs' rows use this GID.
@@ -63,7 +56,7 @@ std::string counted(const std::vector<std::string>& names) {
 }
 
 std::string os_of(const Patient& patient) {
-  std::string name = rest_of_line(patient.root, "/etc/os-release", "PRETTY_NAME=");
+  std::string name = rest_of_line(patient.root.text("/etc/os-release"), "PRETTY_NAME=");
   std::erase(name, '"');
   return name;
 }
@@ -78,8 +71,10 @@ std::string first_copy(const Patient& patient, const std::string& name) {
 }  // namespace
 
 std::string machine_text(const Patient& patient) {
-  std::string text = fmt::format("Kernel {}; driver: {}\n", or_else(kernel_of(patient), "not known"),
-                                 or_else(driver_of(patient), "none"));
+  const std::string driver = patient.root.text("/proc/driver/nvidia/version");
+  std::string text =
+      fmt::format("Kernel {}; driver: {}\n", or_else(patient.root.text("/proc/sys/kernel/osrelease"), "not known"),
+                  or_else(driver.substr(0, driver.find('\n')), "none"));
   text += fmt::format("\nGPUs: {}\n", patient.gpus.empty() ? "none" : "");
   for (const topology::Gpu& gpu : patient.gpus) {
     text += fmt::format("  {}: {}, {}, {}\n", gpu.text(), or_else(gpu.model, "model not known"),
@@ -116,7 +111,7 @@ MachineReport report_machine(const Patient& patient, const std::string& version)
     }
     firmware.push_back(nic.firmware);
   }
-  const auto read = [&](const char* file) { return patient.root.read(file).value_or(""); };
+  const auto read = [&](const char* file) { return patient.root.text(file); };
   return {
       {"deep_ep", "deep_ep", version},
       {"host", "Host", or_else(read("/proc/sys/kernel/hostname"), "not known")},

@@ -16,22 +16,17 @@ using rdma::NicPort;
 
 void check_device_file(const Patient& patient, const Nic& nic, Findings& findings) {
   if (nic.accessible) return;
-  if (nic.uverbs.empty()) {
-    findings.push_back({"device_file",
-                        Verdict::error,
-                        fmt::format("{} has no uverbs device", nic.name),
-                        "no program can use it through verbs",
-                        "load the kernel module ib_uverbs",
-                        {},
-                        true});
-    return;
-  }
   const std::string file = "/dev/infiniband/" + nic.uverbs;
-  findings.push_back({"device_file", Verdict::error,
-                      fmt::format("{}: {} {}", nic.name, file,
-                                  patient.root.exists(file) ? "may not be opened by this user" : "is missing"),
-                      "this process cannot use the NIC",
-                      "give the container /dev/infiniband (read and write), or the user the group that owns it"});
+  if (nic.uverbs.empty()) {
+    findings.push_back({"device_file", Verdict::error, fmt::format("{} has no uverbs device", nic.name),
+                        "no program can use it through verbs", "load the kernel module ib_uverbs"});
+  } else {
+    findings.push_back({"device_file", Verdict::error,
+                        fmt::format("{}: {} {}", nic.name, file,
+                                    patient.root.exists(file) ? "may not be opened by this user" : "is missing"),
+                        "this process cannot use the NIC",
+                        "give the container /dev/infiniband (read and write), or the user the group that owns it"});
+  }
   findings.back().rdma_only = true;
 }
 
@@ -77,7 +72,7 @@ constexpr int kRoceMtu = 4200;
 void check_mtu(const Patient& patient, const Nic& nic, const NicPort& port, Findings& findings) {
   if (!port.ethernet() || port.gids.empty() || port.gids.front().netdev.empty()) return;
   const std::string& netdev = port.gids.front().netdev;
-  const auto mtu = parse_number<int>(patient.root.read(fmt::format("/sys/class/net/{}/mtu", netdev)).value_or(""));
+  const auto mtu = parse_number<int>(patient.root.text(fmt::format("/sys/class/net/{}/mtu", netdev)));
   if (!mtu || *mtu >= kRoceMtu) return;
   findings.push_back({"mtu", Verdict::warning,
                       fmt::format("{} port {}: the MTU of {} is {}", nic.name, port.number, netdev, *mtu),

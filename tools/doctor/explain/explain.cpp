@@ -6,8 +6,6 @@
 #include <array>
 #include <cctype>
 #include <cstdio>
-#include <filesystem>
-#include <optional>
 #include <span>
 
 #include "csrc/support/text.hpp"
@@ -75,24 +73,6 @@ std::vector<std::string> quoted(std::string_view cell) {
   return texts;
 }
 
-/// "[RDMA](rdma.md#x)" on a page of docs/reference becomes "RDMA (docs/reference/rdma.md#x)"; a link within the page
-/// loses its address.
-std::string without_links(std::string_view cell) {
-  std::string text;
-  while (true) {
-    const std::size_t open = cell.find('[');
-    const std::size_t middle = open == std::string_view::npos ? open : cell.find("](", open);
-    const std::size_t close = middle == std::string_view::npos ? middle : cell.find(')', middle);
-    if (close == std::string_view::npos) return text + std::string(cell);
-    const std::string_view target = cell.substr(middle + 2, close - middle - 2);
-    text += cell.substr(0, open);
-    text += cell.substr(open + 1, middle - open - 1);
-    if (!target.starts_with('#'))
-      text += " (" + (std::filesystem::path("docs/reference") / target).lexically_normal().string() + ")";
-    cell.remove_prefix(close + 1);
-  }
-}
-
 /// Cells are divided by " | ": messages have bars of their own.
 std::vector<std::string_view> cells_of(std::string_view row) {
   row = trim(row).substr(1);
@@ -139,8 +119,8 @@ std::vector<KnownError> read_error_page(std::span<const std::string_view> lines,
     } else if (in_table && !line.starts_with("| ---")) {
       const std::vector<std::string_view> cells = cells_of(line);
       if (cells.size() < 2) continue;
-      KnownError error{origin.empty() ? heading : origin, quoted(cells[0]), without_links(cells[1]),
-                       cells.size() > 2 ? without_links(cells[2]) : ""};
+      KnownError error{origin.empty() ? heading : origin, quoted(cells[0]), std::string(cells[1]),
+                       std::string(cells.size() > 2 ? cells[2] : "")};
       if (!origin.empty()) std::erase_if(error.patterns, [](const auto& one) { return weight_of(one) < kLeastWeight; });
       if (!error.patterns.empty()) errors.push_back(std::move(error));
     }

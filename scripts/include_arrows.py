@@ -38,7 +38,7 @@ MAY_INCLUDE = {
     # The one circle: an executor makes the heap of its kind, which calls CUDA by the executor's means.
     "csrc/memory": ["include", "csrc/support", "csrc/bootstrap", "csrc/executor"],
     "csrc/executor": ["include", "csrc/support", "csrc/memory", "kernels/primitives", "kernels/kernel_list.hpp"],
-    "csrc/control": ["include", "csrc/support", "csrc/bootstrap", "csrc/memory"],
+    "csrc/control": ["include", "csrc/support", "csrc/bootstrap", "csrc/memory", "kernels/common/control_words.hpp"],
     "csrc/rdma": ["include", "csrc/support", "csrc/bootstrap", "csrc/topology", "csrc/memory", "csrc/executor",
                   "kernels/common", "kernels/rdma", "simulation/simulated_ends.hpp"],  # one kind of ends
     "csrc/buffer": ["include", "csrc", "kernels"],

@@ -126,9 +126,10 @@ class SimulatedEnds final : public Ends {
             .signal_key = simulated_key_of_rank(options_.rank) | kSimulatedSignalKey};
   }
 
-  RdmaPeerParams connect(std::size_t end, const QueuePairAddress& peer) override {
+  RdmaQueuePair connect(std::size_t end, const QueuePairAddress& peer) override {
     require_rail(peer, options_.rank, nic_);
-    RdmaQueuePair queue = rings_->queue_pair(end, number_of(end), options_.peer(end), {0, kFirstSimulatedKey});
+    RdmaQueuePair queue = rings_->queue_pair(end, number_of(end), {0, kFirstSimulatedKey},
+                                             simulated_key_of_rank(options_.rank), options_.peer(end), peer);
     if (ringer_) {
       ringer_->add(queue, rings_->doorbell_record(end), doorbells_.get() + end);
     } else {
@@ -136,7 +137,7 @@ class SimulatedEnds final : public Ends {
       queue.doorbell_record = rings_->doorbell_record(end);
     }
     queue.system_scope = false;  // all that the kernel reads is served by the same device
-    return {queue, simulated_key_of_rank(options_.rank), peer.heap_key, peer.signal_key};
+    return queue;
   }
 
   QueuePairAddress landing(std::size_t end) const override {

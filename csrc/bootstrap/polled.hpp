@@ -20,8 +20,8 @@ namespace deep_ep {
 /// `Transport` has `name` for messages, `rank` and `size`, and
 ///   void start(std::span<const std::byte> mine)  begins an all-gather; `mine` stays until it is over
 ///   bool done(std::span<std::byte> all)          brings it further; true: all has come. Throws where it has failed
-///   std::string awaited() const                  the ranks that have not come, for messages
-///   bool kIsWrittenTo                            after a failure what is under way may write to its memory: it stays
+///   std::string awaited() const                  the ranks that have not come, as format_ranks has them
+///   bool kIsWrittenTo                            after a failure work under way may write to its memory, which stays
 /// After a failure the ranks no longer agree on what comes next, so the group is over.
 template <class Transport>
 std::shared_ptr<Bootstrap> make_polled_bootstrap(std::unique_ptr<Transport> transport, double timeout_s) {
@@ -47,8 +47,11 @@ std::shared_ptr<Bootstrap> make_polled_bootstrap(std::unique_ptr<Transport> tran
     for (const Deadline deadline(timeout_s); !to.done(all); std::this_thread::sleep_for(wait.nap())) {
       WaitEnd::look_now();
       if (!deadline.expired()) continue;
+      const std::string awaited = to.awaited();
+      if (to.done(all)) break;                    // this process slept, perhaps
+      if (awaited == format_ranks({})) continue;  // the last has just come
       fail<TimeoutError>("bootstrap over {}: rank {} of {} waited {} s for {}", to.name, rank, size, timeout_s,
-                         to.awaited());
+                         awaited);
     }
     group->broken = false;
   });

@@ -97,7 +97,7 @@ int Connection::receive() {
   return got > 0 || errno == EAGAIN || errno == EINTR ? 0 : errno;
 }
 
-bool Connection::take(std::span<std::byte> bytes) {
+bool Connection::take_bytes(std::span<std::byte> bytes) {
   if (received.size() < bytes.size()) return false;
   const auto end = received.begin() + static_cast<std::ptrdiff_t>(bytes.size());
   std::copy(received.begin(), end, bytes.begin());

@@ -45,10 +45,10 @@ struct Connection {
   /// Takes some of what has come. Not 0: the connection has ended, an errno.
   int receive();
   /// The next bytes; false: not all of them have come.
-  bool take(std::span<std::byte> bytes);
+  bool take_bytes(std::span<std::byte> bytes);
   template <class T>
   bool take(T& value) {
-    return take(std::as_writable_bytes(std::span(&value, 1)));
+    return take_bytes(std::as_writable_bytes(std::span(&value, 1)));
   }
 };
 

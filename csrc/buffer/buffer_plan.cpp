@@ -51,11 +51,11 @@ BufferPlan BufferPlan::make(const BufferOptions& asked, const NodeMembership& no
                     static_cast<int>(std::clamp<std::size_t>(tokens, 2, kMostWindowTokens))};
   layout.low_latency =
       LowLatencyWindow::make(layout.control.bytes(), options.low_latency.bytes, num_ranks, options.max_local_experts);
-  if (options.low_latency.bytes != 0 && (layout.low_latency.slots == 0 || layout.low_latency.source_bytes == 0)) {
+  if (options.low_latency.bytes != 0 && layout.low_latency.slots == 0) {
     fail<InvalidArgument>(
-        "low_latency.bytes is {}, which does not even hold the signals of {} ranks with {} local experts: see "
+        "low_latency.bytes is {}, which does not even hold a token of each of {} ranks: see "
         "Buffer::low_latency_bytes_hint",
-        options.low_latency.bytes, num_ranks, options.max_local_experts);
+        options.low_latency.bytes, num_ranks);
   }
   if (LowLatencyReach& reach = plan.reach; options.low_latency.bytes != 0) {
     reach.far = nodes.reached_by_rdma(options.low_latency.allow_nvlink);

@@ -19,7 +19,7 @@ constexpr int kMostSms = 4096;
 
 /// Of the heap, the window takes a quarter, up to 1 GiB.
 constexpr std::size_t window_bytes(std::size_t heap_bytes) { return std::min(heap_bytes / 4, std::size_t{1} << 30); }
-/// The most that hints ask for low-latency calls: a tenth of what a GPU has.
-constexpr std::size_t kMostLowLatencyBytes = std::size_t{8} << 30;
+/// The most that hints ask for rows of low-latency calls: with their signals a tenth of what a GPU has.
+constexpr std::size_t kMostLowLatencyBytes = std::size_t{7} << 30;
 
 }  // namespace deep_ep::defaults

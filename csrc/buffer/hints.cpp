@@ -37,41 +37,21 @@ std::size_t Buffer::heap_bytes_hint(int num_ranks, std::int64_t tokens, std::int
   return (tensors + kLeast) / 3 * 4;
 }
 
-namespace {
-
-/// Far more than defaults::kMostLowLatencyBytes need not be exact.
-std::size_t low_latency_bytes(int max_tokens, std::int64_t hidden, int num_ranks, int num_experts) {
-  // The largest rows: those of a dispatch in bfloat16, with as many selections as there may be.
-  const std::size_t row_bytes = LowLatencyRow{static_cast<int>(hidden), kMaxTopk, LowLatencyFormat::bf16, true}.bytes();
-  const auto ranks = static_cast<std::size_t>(num_ranks), tokens = static_cast<std::size_t>(max_tokens);
-  // Calls with hooks keep a combine's rows of all sources together, one for each selection: room for so many.
-  constexpr std::size_t kSelections = 8;
-  const std::size_t unreduced =
-      tokens * kSelections * device::low_latency::CombineWire{static_cast<int>(hidden)}.bytes();
-  const std::size_t of_source = std::max(tokens * row_bytes, (unreduced + ranks - 1) / ranks);
-  const int local_experts = std::max(BufferOptions{}.max_local_experts, num_experts / num_ranks);
-  // Signals take an eighth and a little more; they grow with the whole.
-  constexpr std::size_t kStep = std::size_t{1} << 20;
-  std::size_t bytes = align_up(std::max(LowLatencyWindow::kBytesPerSlot * tokens, 4 * of_source) * ranks, kStep);
-  const auto room = [&] { return LowLatencyWindow::make(0, bytes, num_ranks, local_experts).source_bytes; };
-  while (bytes <= defaults::kMostLowLatencyBytes && room() < of_source) bytes += kStep;
-  return bytes;
-}
-
-}  // namespace
-
 std::size_t Buffer::low_latency_bytes_hint(int max_tokens, std::int64_t hidden, int num_ranks, int num_experts) {
   check_range("max_tokens", max_tokens, 1, kMostLowLatencyTokens);
   check_range("hidden", hidden, 1, std::int64_t{1} << 24);
   check_range("num_ranks", num_ranks, 1, kMaxRanks);
   check_range("num_experts", num_experts, 1, 1 << 20);
-  const auto bytes_for = [&](int tokens) { return low_latency_bytes(tokens, hidden, num_ranks, num_experts); };
-  const std::size_t bytes = bytes_for(max_tokens);
-  if (bytes <= defaults::kMostLowLatencyBytes) return bytes;
-  int fits = 0;
-  for (int step = 1 << 15; step != 0; step /= 2) {
-    if (fits + step < max_tokens && bytes_for(fits + step) <= defaults::kMostLowLatencyBytes) fits += step;
-  }
+  // The largest rows: those of a dispatch in bfloat16, with as many selections as there may be.
+  const std::size_t row_bytes = LowLatencyRow{static_cast<int>(hidden), kMaxTopk, LowLatencyFormat::bf16, true}.bytes();
+  // Calls with hooks keep a combine's rows of all sources together, one for each selection: room for so many.
+  constexpr std::size_t kSelections = 8;
+  const std::size_t unreduced = kSelections * device::low_latency::CombineWire{static_cast<int>(hidden)}.bytes();
+  const auto ranks = static_cast<std::size_t>(num_ranks), tokens = static_cast<std::size_t>(max_tokens);
+  const std::size_t of_source = std::max(row_bytes, align_to_line((unreduced + ranks - 1) / ranks));
+  const std::size_t of_token = ranks * std::max(LowLatencyWindow::kBytesPerSlot, LowLatencyWindow::kParts * of_source);
+  const std::size_t fits = defaults::kMostLowLatencyBytes / of_token;
+  if (tokens <= fits) return align_up(tokens * of_token, std::size_t{1} << 20);
   fail<InvalidArgument>(
       "max_tokens is {}, allowed: at most {} for {} ranks and hidden {}, as a rank has room for the rows of each of "
       "them: low_latency.bytes would be more than {}",

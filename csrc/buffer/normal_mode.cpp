@@ -274,9 +274,13 @@ std::vector<int> NormalMode::wait_for_counts(int experts, CallScope& scope) cons
   return {counts.tokens_per_expert, counts.tokens_per_expert + experts};
 }
 
-NormalMode& BufferCall::normal() const {
+NormalMode& BufferCall::normal(bool moves_tokens) const {
   if (runtime_.only_low_latency_) {
     fail<Unsupported>("Buffer::{} after ranks were replaced, allowed: low-latency calls", name_);
+  }
+  if (moves_tokens && runtime_.layout().window_bytes == 0) {
+    fail<InvalidArgument>("Buffer::{} needs a window, but the buffer's heap_bytes is {}: see Buffer::heap_bytes_hint",
+                          name_, runtime_.options().heap_bytes);
   }
   const NodeMembership& nodes = runtime_.nodes();
   if (nodes.num_nodes == 1 || runtime_.normal_mode->rails()) return *runtime_.normal_mode;
@@ -610,7 +614,7 @@ CombineResult Buffer::combine(const CombineArguments& arguments, const CallOptio
 
 EventHandle Buffer::barrier(const CallOptions& call) {
   const BufferCall in(runtime_, "barrier");
-  const NormalMode& mode = in.normal();
+  const NormalMode& mode = in.normal(false);
   CallScope scope = in->begin(call);
   if (!mode.rails()) {
     const int most = std::min(in->policy().warps_per_block * 32, kernels::barrier::kMaxThreads);

@@ -103,15 +103,18 @@ BufferOptions with_environment(BufferOptions options, int num_ranks) {
     if (!name.ends_with("bytes") || value <= kMostOptionBytes) continue;
     fail<InvalidArgument>("{} is {}, allowed: at most {}", name, value, kMostOptionBytes);
   }
-  const auto check_window = [](std::size_t window, std::size_t heap) {
-    if (window > heap) fail<InvalidArgument>("window_bytes is {}, allowed: at most heap_bytes, {}", window, heap);
-  };
-  check_window(options.window_bytes, options.heap_bytes);
-  if (options.internode.heap_bytes != 0) check_window(options.internode.window_bytes, options.internode.heap_bytes);
+  if (options.window_bytes > options.heap_bytes) {
+    fail<InvalidArgument>("window_bytes is {}, allowed: at most heap_bytes, {}", options.window_bytes,
+                          options.heap_bytes);
+  }
+  InternodeOptions& internode = options.internode;
+  if (internode.heap_bytes != 0 && internode.window_bytes > internode.heap_bytes) {
+    fail<InvalidArgument>("internode.window_bytes is {}, allowed: at most internode.heap_bytes, {}",
+                          internode.window_bytes, internode.heap_bytes);
+  }
   check_range("max_local_experts", options.max_local_experts, 1, 1 << 16);
   options.ranks_per_node = asked_for_ranks_per_node(options.ranks_per_node, num_ranks);
 
-  InternodeOptions& internode = options.internode;
   internode.lanes =
       std::min(lanes_of("internode", internode.lanes, "DEEP_EP_INTERNODE_LANES"), most_internode_lanes(internode));
 

@@ -71,16 +71,8 @@ void Runtime::make(const std::shared_ptr<Backend>& backend, const BufferOptions&
     executor_ = {backend.get(), [backend, stream = comm_stream_](Backend*) { backend->destroy_stream(stream); }};
   }
   control_words_ = pinned_memory<ControlWords>(executor_);
-  ControlWords& words = *control_words_;
   membership_ = control::Membership::join(
-      control::Plane::of_process(), *bootstrap_,
-      {.changes = &words.changes,
-       .ended = &words.ended,
-       .lost = words.lost,
-       .beats = words.beats,
-       .waits = words.waits,
-       .wanted = words.wanted,
-       .failed = words.failed},
+      control::Plane::of_process(), *bootstrap_, *control_words_,
       {.timeout_s = timeout_s(), .masks = options().low_latency.masking, .by_tcp = !of_one_network(processes_)});
   if (membership_ != nullptr) end_waits_for_the_gone();
 

@@ -190,8 +190,9 @@ class BufferCall {
   Runtime* operator->() const { return &runtime_; }
   /// Not a call within another one, made by a handler of signals, say.
   bool outermost() const { return outermost_; }
-  /// Among ranks of one node, or between nodes; InvalidArgument where neither is possible.
-  NormalMode& normal() const;
+  /// Among ranks of one node, or between nodes; InvalidArgument where neither is possible. `moves_tokens`: also where
+  /// there is no window.
+  NormalMode& normal(bool moves_tokens = true) const;
   LowLatency& low_latency() const;
   /// The same for a call about masks; InvalidArgument where ranks are never masked.
   LowLatency& masking() const;

@@ -45,7 +45,7 @@ std::vector<ProcessInfo> exchange_infos(Plane& plane, Bootstrap& bootstrap, bool
 // ---- Joining and leaving ----
 
 std::unique_ptr<Membership> Membership::join(const std::shared_ptr<Plane>& plane, Bootstrap& bootstrap,
-                                             const Words& words, const JoinOptions& options) {
+                                             ControlWords& words, const JoinOptions& options) {
   const std::vector<ProcessInfo> ranks = exchange_infos(*plane, bootstrap, options.by_tcp, false);
   const auto off = std::ranges::find(ranks, 0u, &ProcessInfo::on);
   if (off != ranks.end()) {
@@ -64,7 +64,7 @@ std::unique_ptr<Membership> Membership::join(const std::shared_ptr<Plane>& plane
 }
 
 Membership::Membership(std::shared_ptr<Plane> plane, std::uint64_t buffer, int rank, std::span<const ProcessInfo> ranks,
-                       const Words& words, const JoinOptions& options)
+                       ControlWords& words, const JoinOptions& options)
     : plane_(std::move(plane)),
       rank_(rank),
       words_(words),
@@ -171,10 +171,10 @@ void Membership::resume() {
     rank.said.of = {};
     rank.own = {.beats = rank.own.beats, .since = time_};
   }
-  for (const std::span<std::uint32_t> words : {words_.lost, words_.failed}) {
-    for (std::uint32_t& word : words) __atomic_store_n(&word, 0, __ATOMIC_RELAXED);
+  for (auto* const words : {&words_.lost, &words_.failed}) {
+    for (std::uint32_t& word : *words) __atomic_store_n(&word, 0, __ATOMIC_RELAXED);
   }
-  __atomic_fetch_add(words_.changes, 1, __ATOMIC_RELEASE);
+  __atomic_fetch_add(&words_.changes, 1, __ATOMIC_RELEASE);
   say();
 }
 
@@ -219,8 +219,9 @@ PeerReport& Report::about(int peer) {
 void Report::send(Connection& to) const {
   ReportHead head = *this;
   head.peers = static_cast<std::uint32_t>(of.size());
-  to.send(&head, sizeof head);
-  to.send(of.data(), std::span(of).size_bytes());
+  const auto bytes = std::as_bytes(std::span(&head, 1)), reports = std::as_bytes(std::span(of));
+  to.unsent.insert(to.unsent.end(), bytes.begin(), bytes.end());
+  to.send(reports.data(), reports.size());
 }
 
 bool Report::take(Connection& from) {
@@ -230,7 +231,7 @@ bool Report::take(Connection& from) {
   if (from.received.size() < sizeof head + head.peers * sizeof(PeerReport)) return false;
   from.take(head);
   *this = {head, std::vector<PeerReport>(head.peers)};
-  return from.take(std::as_writable_bytes(std::span(of)));
+  return from.take_bytes(std::as_writable_bytes(std::span(of)));
 }
 
 void Membership::hear(const Token& process, const Report& said) {
@@ -280,7 +281,7 @@ void Membership::step(Clock::time_point now) {
 /// the time-out, 16 times in a time-out while it lasts, and at once when it has lasted too long.
 void Membership::look_at_words() {
   // First: with the end of the calls all that kernels wrote before is seen, too, the reason perhaps.
-  const int ended_for = static_cast<int>(__atomic_load_n(words_.ended, __ATOMIC_ACQUIRE)) - 1;
+  const int ended_for = static_cast<int>(__atomic_load_n(&words_.ended, __ATOMIC_ACQUIRE)) - 1;
   bool has_news = std::exchange(at(rank_).said.gave_up_on, ended_for) != ended_for;
   bool waits = false;
   for (int peer = 0; peer < size(); ++peer) {
@@ -390,7 +391,7 @@ void Membership::show() {
     if (!masks_ && rank == rank_) continue;
     __atomic_store_n(&words_.lost[index(rank)], static_cast<std::uint32_t>(lost) + 1, __ATOMIC_RELEASE);
   }
-  if (changes) __atomic_fetch_add(words_.changes, 1, __ATOMIC_RELEASE);
+  if (changes) __atomic_fetch_add(&words_.changes, 1, __ATOMIC_RELEASE);
 }
 
 Evidence Membership::gather() const {

@@ -17,20 +17,9 @@
 #include "csrc/control/messages.hpp"
 #include "csrc/control/plane.hpp"
 #include "deep_ep/bootstrap.hpp"
+#include "kernels/common/control_words.hpp"
 
 namespace deep_ep::control {
-
-/// Words of a buffer that its rank's waits read and write: see ControlWords in kernels/common/faults.hpp. They live as
-/// long as the membership. Spans are [ranks] or longer.
-struct Words {
-  std::uint32_t* changes = nullptr;
-  const std::uint32_t* ended = nullptr;
-  std::span<std::uint32_t> lost = {};  ///< 1 + Membership::lost_for(); without masks not of this rank itself
-  std::span<const std::uint32_t> beats = {};
-  std::span<const std::uint64_t> waits = {};
-  std::span<const std::uint32_t> wanted = {};
-  std::span<std::uint32_t> failed = {};
-};
 
 struct JoinOptions {
   double timeout_s = 0;  ///< of waits; 0: they last for ever
@@ -41,11 +30,12 @@ struct JoinOptions {
 class Membership {
  public:
   /// Collective. Null where the control plane is off on some rank; with masks that is an InvalidArgument on all.
-  static std::unique_ptr<Membership> join(const std::shared_ptr<Plane>& plane, Bootstrap& bootstrap, const Words& words,
-                                          const JoinOptions& options = {});
+  /// `words`, which waits of the rank read and write, live as long as the membership.
+  static std::unique_ptr<Membership> join(const std::shared_ptr<Plane>& plane, Bootstrap& bootstrap,
+                                          ControlWords& words, const JoinOptions& options = {});
   /// Returns when the processes of the other ranks and this one are connected.
   Membership(std::shared_ptr<Plane> plane, std::uint64_t buffer, int rank, std::span<const ProcessInfo> ranks,
-             const Words& words, const JoinOptions& options = {});
+             ControlWords& words, const JoinOptions& options = {});
   /// Says goodbye.
   ~Membership();
   Membership(const Membership&) = delete;
@@ -134,7 +124,7 @@ class Membership {
 
   const std::shared_ptr<Plane> plane_;
   const int rank_;
-  const Words words_;
+  ControlWords& words_;
   const bool masks_;
   const Time timeout_;
   std::vector<Rank> ranks_;

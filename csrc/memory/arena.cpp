@@ -57,8 +57,15 @@ void* Arena::take(std::size_t bytes, StreamHandle stream, bool at_home) {
 }
 
 void Arena::release(void* memory, std::size_t bytes, std::vector<EventHandle> events) {
+  auto* const at = static_cast<std::byte*>(memory);
   const std::lock_guard lock(mutex_);
-  auto piece = free_.emplace(static_cast<std::byte*>(memory), Piece{round_up(bytes), std::move(events)}).first;
+  const auto above = free_.lower_bound(at);
+  if (at < begin_ || at >= end_ || bytes > static_cast<std::size_t>(end_ - at) ||
+      (above != free_.end() && at + round_up(bytes) > above->first) ||
+      (above != free_.begin() && std::prev(above)->first + std::prev(above)->second.bytes > at)) {
+    fail<Error>("the arena's piece at {} is not handed out (given back twice?)", memory);
+  }
+  auto piece = free_.emplace_hint(above, at, Piece{round_up(bytes), std::move(events)});
   /// Whether `upper` begins where `lower` ends, and has become a part of it.
   const auto merge = [&](Pieces::iterator lower, Pieces::iterator upper) {
     auto& [size, of_both] = lower->second;

@@ -19,8 +19,8 @@ namespace deep_ep {
 /// stream that gets the memory next waits for them; the host never does. After the home has waited the rest of the free
 /// piece needs no events any more: all users come behind the buffer's calls.
 ///
-/// Replays of a CUDA graph write memory at any later time, so a home that records gets none, and pieces that a graph
-/// may touch do not come back as long as the arena lives.
+/// Replays of a CUDA graph write memory at any later time, so the home gets no piece while it records, and pieces
+/// that a graph may touch do not come back as long as the arena lives.
 class Arena final : public HeapPieces {
  public:
   /// Starts and sizes of pieces are multiples of this. More than the 128 bytes that rows need, so that tensors start as
@@ -30,7 +30,8 @@ class Arena final : public HeapPieces {
   /// Of `bytes` bytes from `part` on, which keeps the heap, those between multiples of kAlignment.
   Arena(std::shared_ptr<Executor> executor, std::shared_ptr<std::byte> part, std::size_t bytes);
 
-  /// Takes a piece of `bytes` back; `events` are behind its last uses on other streams.
+  /// Takes a piece of `bytes` back; `events` are behind its last uses on other streams. Error where not all of it is
+  /// handed out.
   void release(void* piece, std::size_t bytes, std::vector<EventHandle> events);
 
   /// See HeapPieces. `at_home`: `stream` is that of the call under way.

@@ -38,7 +38,8 @@ class HeapMemory {
   virtual std::shared_ptr<std::byte> reserve(std::size_t bytes) const = 0;
   /// The device reads and writes `memory` at `at` from now on.
   virtual void attach(std::byte* at, std::size_t bytes, const PhysicalMemory& memory) const = 0;
-  /// Waits for the device's work, and takes away the memory there, all, none, or what a failed `attach` has left.
+  /// Waits for the device's work, and takes away the memory at `at`, if there is any: a failed `attach` may have left a
+  /// part.
   virtual void detach(std::byte* at, std::size_t bytes) const noexcept = 0;
 };
 

@@ -90,6 +90,7 @@ void SymmetricHeap::release_memory() noexcept {
   own_ = nullptr;
   for (std::size_t peer = 0; peer < num_ranks(); ++peer) {
     if (ranges_[peer] != nullptr && !has_addresses_of(peer)) memory_->detach(ranges_[peer].get(), bytes());
+    if (peer != rank_) peers_[peer] = nullptr;  // so that `share` does not detach it once more
   }
 }
 

@@ -39,7 +39,7 @@ class SymmetricHeap {
   /// Collective, when no rank uses memory of another one: the host keeps what the heap holds. If it throws, on all
   /// ranks, nothing has changed. @throws OutOfMemory if the host has no room.
   void keep(Bootstrap& bootstrap);
-  /// After keep, by each rank: the memory goes back to the system when all ranks have called it. peers() stay.
+  /// After keep, by each rank: the memory goes back to the system when all ranks have called it. Addresses stay.
   void release_memory() noexcept;
   /// Collective: memory at the same addresses, with what it held. If it throws, on all ranks, the heap stays suspended.
   void resume(Bootstrap& bootstrap);

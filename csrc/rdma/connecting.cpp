@@ -21,8 +21,8 @@ struct OtherSide {
   QueuePairAddress receiver;  ///< what the end writes to: an end of the peer, or its landing on this rank's rail
   QueuePairAddress sender;    ///< the peer's end that writes to this end's landing, where there is one
 
-  RdmaPeerParams connect(Ends& ends, const ConnectionOptions& options, std::size_t end) const {
-    const RdmaPeerParams params = ends.connect(end, receiver);
+  RdmaQueuePair connect(Ends& ends, const ConnectionOptions& options, std::size_t end) const {
+    const RdmaQueuePair params = ends.connect(end, receiver);
     if (options.lands(end)) ends.connect_landing(end, sender);
     return params;
   }
@@ -151,7 +151,7 @@ std::string why_unreached(Bootstrap& bootstrap, int width, bool by_landings, con
       }
     });
   };
-  std::vector<RdmaPeerParams> peers(options.ends());
+  std::vector<RdmaQueuePair> peers(options.ends());
   auto failure = try_all([&](std::size_t end) { peers[end] = others[end].connect(*ends, options, end); });
   // The queue pairs stay until all ranks have sent.
   if (!failure) failure = try_all([&](std::size_t end) { ends->reach(end, peers[end]); });

@@ -236,15 +236,15 @@ void Connections::connect(Bootstrap& bootstrap, std::span<Connections* const> se
   agree(bootstrap, "copying the table of RDMA connections", [&] {
     auto part = connected.begin();
     for (Connections* const set : sets) {
-      std::vector<RdmaPeerParams> peers = part->peers;
+      std::vector<RdmaQueuePair> peers = part->peers;
       for (int nic = 0; nic < set->options_.num_nics; ++nic, ++part) {
         for (std::size_t place = 0; place < peers.size(); ++place) {
-          if (part->peers[place].queue.depth != 0) peers[place] = part->peers[place];
+          if (part->peers[place].depth != 0) peers[place] = part->peers[place];
         }
         if (part->ends != nullptr) set->ends_.push_back(std::move(part->ends));
       }
-      const std::size_t bytes = peers.size() * sizeof(RdmaPeerParams);
-      if (set->device_peers_ == nullptr) set->device_peers_ = device_memory<RdmaPeerParams>(any.executor_, bytes);
+      const std::size_t bytes = peers.size() * sizeof(RdmaQueuePair);
+      if (set->device_peers_ == nullptr) set->device_peers_ = device_memory<RdmaQueuePair>(any.executor_, bytes);
       copy_now(*any.executor_, set->device_peers_.get(), peers.data(), bytes);
     }
   });

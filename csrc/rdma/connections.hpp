@@ -83,7 +83,7 @@ class Connections {
 
   /// [channels][ranks] in memory that kernels of this rank read; the address stays the same for life. Entries of
   /// ranks that are not reached by RDMA have queue.depth == 0 and nothing else.
-  const RdmaPeerParams* device_peers() const { return device_peers_.get(); }
+  const RdmaQueuePair* device_peers() const { return device_peers_.get(); }
 
   /// Throws SystemError for the first operation that failed, as far as the host sees it: the `cpu` handler sees all,
   /// the `gpu` handler those of rings in host memory (kernels put the others on record), and queue pairs of which
@@ -116,7 +116,7 @@ class Connections {
   std::shared_ptr<SymmetricHeap> heap_;
   ConnectionOptions options_;
   AgreedWire wire_;
-  std::shared_ptr<RdmaPeerParams> device_peers_;
+  std::shared_ptr<RdmaQueuePair> device_peers_;
   /// Of each NIC. None where there are no peers, or where new ones could not be made and the old ones are gone. Last:
   /// uses the rest.
   std::vector<std::unique_ptr<Ends>> ends_;

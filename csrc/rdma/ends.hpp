@@ -78,7 +78,7 @@ class Ends {
   virtual QueuePairAddress address(std::size_t end) const = 0;
   /// `peer` is the address of the end at the other side. Returns what kernels need. RankMismatch where the two cannot
   /// talk.
-  virtual RdmaPeerParams connect(std::size_t end, const QueuePairAddress& peer) = 0;
+  virtual RdmaQueuePair connect(std::size_t end, const QueuePairAddress& peer) = 0;
   /// On a fabric that connects rails only, an end whose peer is on another rail sends over this rank's rail, and the
   /// peer receives by the NIC that its node has on that rail: by a landing, a queue pair of the peer's that sends
   /// nothing. This is this rank's, by which the end's peer writes to this rank's heap; those of one rail differ only in
@@ -87,7 +87,7 @@ class Ends {
   virtual void connect_landing(std::size_t /*end*/, const QueuePairAddress& /*peer*/) {}
   /// In the place of start(): sends to the peer, for which connect() gave `params`, and waits until it has come.
   /// SystemError: it has not. Wires that reach all that they connect send nothing.
-  virtual void reach(std::size_t /*end*/, const RdmaPeerParams& /*params*/) {}
+  virtual void reach(std::size_t /*end*/, const RdmaQueuePair& /*params*/) {}
   virtual void start() = 0;
 
   virtual NicHandler handler() const { return NicHandler::cpu; }

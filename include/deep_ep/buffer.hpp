@@ -189,7 +189,7 @@ class Buffer {
                                      std::int64_t scale_bytes = -1);
   /// Bytes for LowLatencyOptions::bytes, for calls of at most `max_tokens` tokens a rank and `hidden` channels, on
   /// `num_ranks` ranks with `num_experts` experts together. Grows with each argument. @throws InvalidArgument also
-  /// where that is more than 8 GiB, with the number of tokens that fits: a rank has room for the rows of each source.
+  /// where that is more than 7 GiB, with the number of tokens that fits: a rank has room for the rows of each source.
   static std::size_t low_latency_bytes_hint(int max_tokens, std::int64_t hidden, int num_ranks, int num_experts);
 
   /// A contiguous tensor in the symmetric heap, for example for an expert's output, so that combine can pull from it.

@@ -24,9 +24,9 @@ enum class LowLatencyRails : std::uint8_t {
 
 /// Options of the low-latency calls, equal on all ranks. Without `bytes` the others have no effect.
 struct LowLatencyOptions {
-  /// Symmetric memory of each rank for these calls, in addition to BufferOptions::heap_bytes. 0: the calls throw
-  /// InvalidArgument. See Buffer::low_latency_bytes_hint. With ranks that RDMA reaches the buffer adds about half as
-  /// much, from which NICs send.
+  /// Symmetric memory of each rank for rows of these calls, in addition to BufferOptions::heap_bytes. 0: the calls
+  /// throw InvalidArgument. See Buffer::low_latency_bytes_hint. Signals take about an eighth besides. With ranks that
+  /// RDMA reaches the buffer adds about half as much, from which NICs send.
   std::size_t bytes = 0;
   /// True: a rank that does not come in time, or whose process has ended, is no error. The call completes with the
   /// others, later calls leave the rank out, and all remaining ranks mask the same ones. InvalidArgument if
@@ -63,7 +63,8 @@ struct InternodeOptions {
 /// all ranks.
 struct BufferOptions {
   /// Symmetric memory of each rank, equal on all ranks, for received tensors and the window. Rows that do not fit come
-  /// through the window: more slowly, with the same results. See Buffer::heap_bytes_hint. Signals take more.
+  /// through the window: more slowly, with the same results. See Buffer::heap_bytes_hint. Signals take memory besides.
+  /// 0: low-latency calls alone; calls of normal mode and of V2 throw InvalidArgument.
   std::size_t heap_bytes = std::size_t{1} << 30;
   /// The part of the heap that is the window; equal on all ranks. 0: a quarter of the heap, at most 1 GiB.
   std::size_t window_bytes = 0;

@@ -72,6 +72,16 @@ template <class Memory>
 struct BasicTensorView : TensorSpec {
   Memory* data = nullptr;  ///< the first element
 
+  /// No memory: data is nullptr.
+  BasicTensorView() = default;
+  /// @param spec of the memory. @param first the first element.
+  BasicTensorView(const TensorSpec& spec, Memory* first) : TensorSpec(spec), data(first) {}
+  /// The same memory as of `view`, only read.
+  template <class Other>
+  requires std::is_same_v<Memory, const Other> BasicTensorView(
+      const BasicTensorView<Other>& view)  // NOLINT(google-explicit-constructor)
+      : TensorSpec(view), data(view.data) {}
+
   /// A contiguous (row-major) view.
   static BasicTensorView contiguous(Memory* data, DType dtype, std::initializer_list<std::int64_t> shape,
                                     Device device = {}) {
@@ -83,10 +93,6 @@ struct BasicTensorView : TensorSpec {
   auto* as() const {
     return static_cast<std::conditional_t<std::is_const_v<Memory>, const T, T>*>(data);
   }
-  /// The same memory, only read.
-  template <class Other>
-  requires std::is_same_v<Other, const Memory>
-  operator BasicTensorView<Other>() const { return {*this, data}; }
 };
 /// Memory that is read and written.
 using TensorView = BasicTensorView<void>;

@@ -1,7 +1,8 @@
 // How kernels count calls: which one is this, and does it take place?
 //
 // The host passes no numbers, so that a graph replay is a new call. Calls of a kind are counted in device memory; every
-// block reads the count when it begins, and the last block to arrive at a ticket advances it.
+// block reads the count when it begins, and it advances when all blocks have: here the last one to arrive at a ticket
+// advances it. V2's dispatch has a block that ends last, and low-latency blocks each add their share.
 #pragma once
 
 #include <cstdint>

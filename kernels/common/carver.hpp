@@ -39,7 +39,6 @@ class Carver {
   DEEP_EP_HOST_DEVICE T* take(std::size_t count = 1, std::size_t alignment = alignof(T)) {
     return reinterpret_cast<T*>(memory_ + place<T>(count, alignment));
   }
-  /// Carved so far.
   DEEP_EP_HOST_DEVICE constexpr std::size_t bytes() const { return end_; }
 
  private:

@@ -3,12 +3,13 @@
 
 #include <cstdint>
 
+#include "kernels/common/control_words.hpp"
 #include "kernels/common/limits.hpp"
 #include "kernels/primitives/memory.hpp"
 
 namespace deep_ep {
 
-/// What a wait was for, and the words for it: a rank waits for the peer "without seeing ...".
+/// Each thing that a wait may be for, and its words: a rank waits for the peer "without seeing ...".
 #define DEEP_EP_WANTED(X)                                                                                   \
   X(nothing, "nothing")                                                                                     \
   X(counts, "its token counts (dispatch, notify kernel)")                                                   \
@@ -57,21 +58,6 @@ struct FaultRecord {
                        ///< is room for; rdma_failed: entries posted so far
 };
 
-/// Words by which waits of a rank and its control thread (csrc/control/) tell each other. In memory that host and
-/// kernels share, one for each buffer and rank.
-struct ControlWords {
-  // By the control thread.
-  std::uint32_t changes;          ///< grows with each verdict; written last, with release order. 0: no rank is lost
-  std::uint32_t lost[kMaxRanks];  ///< 0, or 1 + the rank because of which nothing comes from this one any more; for
-                                  ///< this rank itself: the others go on without it
-  // By kernels.
-  std::uint32_t ended;              ///< 1 + the rank because of which this one has ended its calls; 0: it has not
-  std::uint64_t waits[kMaxRanks];   ///< how long a wait for this peer has lasted, in ns; written while it lasts
-  std::uint32_t beats[kMaxRanks];   ///< of the same: another number each time
-  std::uint32_t wanted[kMaxRanks];  ///< of the same: a Wanted
-  std::uint32_t failed[kMaxRanks];  ///< 0, or 1 + the RdmaFailure of a queue pair to this peer
-};
-
 /// Why a rank is left out, as bits of its mask.
 constexpr std::uint64_t kMaskedByProgram = 1;
 constexpr std::uint64_t kMaskedByVerdict = 2;
@@ -102,7 +88,6 @@ struct WaitContext {
 
 namespace device {
 
-/// True once any wait of this rank has failed.
 DEEP_EP_DEVICE bool aborted(const WaitContext& context) { return load_relaxed<Scope::gpu>(context.abort) != 0; }
 
 /// Fills a record, unless another thread of this rank was faster. False: one was.
@@ -164,11 +149,9 @@ DEEP_EP_DEVICE bool is_lost(const ControlState& control, int peer) {
 /// Sets or clears bits of a mask. The program and the verdict may do so at once, each to a bit of its own.
 DEEP_EP_DEVICE void change_mask(ControlState& control, int rank, std::uint64_t bit, bool on) {
   std::uint64_t* mask = control.mask + rank;
-  std::uint64_t before = load_relaxed<Scope::gpu>(mask);
-  for (;;) {
-    const std::uint64_t found = compare_exchange<Scope::gpu>(mask, before, on ? before | bit : before & ~bit);
+  for (std::uint64_t before = load_relaxed<Scope::gpu>(mask), found;; before = found) {
+    found = compare_exchange<Scope::gpu>(mask, before, on ? before | bit : before & ~bit);
     if (found == before) return;
-    before = found;
   }
 }
 

@@ -12,7 +12,6 @@ constexpr int kMaxRanks = 1024;     ///< tables that kernels and the host share 
 constexpr int kMaxTopk = 32;        ///< the lanes of a warp hold a token's selections
 constexpr std::size_t kLine = 128;  ///< rows and words that different ranks write never share a line
 
-/// The next multiple of `alignment` from `value` on.
 template <class T>
 DEEP_EP_HOST_DEVICE constexpr T align_up(T value, std::type_identity_t<T> alignment) {
   return (value + alignment - 1) / alignment * alignment;

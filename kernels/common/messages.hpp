@@ -15,6 +15,12 @@ struct Progress {
     return call << 32 | position;
   }
   DEEP_EP_HOST_DEVICE static constexpr std::uint64_t call_of(std::uint64_t word) { return word >> 32; }
+  /// The part that each of `parts` blocks adds to a word, which has moved on by a call when all have; one is the
+  /// `first`.
+  DEEP_EP_DEVICE static std::uint64_t part_of_call(int parts, bool first) {
+    const std::uint32_t part = ~std::uint32_t{0} / static_cast<std::uint32_t>(parts);
+    return first ? at(1) - std::uint64_t{part} * static_cast<std::uint32_t>(parts - 1) : part;
+  }
 };
 
 /// A message between ranks of a node, in cells: each says to which call it belongs, so no fence is behind them. See

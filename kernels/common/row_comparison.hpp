@@ -1,8 +1,9 @@
 // Do two ranks mean the same call, and rows of the same kind?
 #pragma once
 
-#include "kernels/common/rows.hpp"
-#include "kernels/common/wait.hpp"
+#include <cstdint>
+
+#include "kernels/primitives/target.hpp"
 
 namespace deep_ep::device {
 
@@ -21,15 +22,6 @@ DEEP_EP_DEVICE Difference difference(const Word (&ours)[kWords], const Word (&th
     found = {i, static_cast<std::uint64_t>(ours[i]), static_cast<std::uint64_t>(theirs[i])};
   }
   return found;
-}
-
-/// Compares the call of rank `peer` with this rank's. False after a fault, which every rank meets. Every block of the
-/// kernel has begun by then: one that begins after a fault takes no part, and ranks would no longer be in step.
-DEEP_EP_DEVICE bool agrees_on_call(const WaitContext& wait, const CallShape& ours, const CallShape& theirs, int peer) {
-  const Difference found = difference(ours.word, theirs.word);
-  if (found.at < 0) return true;
-  report_fault(wait, FaultKind::mismatch, Wanted::counts, peer, found.at, found.ours, found.theirs);
-  return false;
 }
 
 }  // namespace deep_ep::device

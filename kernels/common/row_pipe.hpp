@@ -34,7 +34,7 @@ struct RowPipe {
   DEEP_EP_DEVICE void load(const std::byte* from, std::uint32_t bytes) {
     // Every lane that stored from this stage must have seen its stores read it: all but the latest stages - 2, or - 1
     // where nothing is under way.
-    bulk::wait_read_pending(static_cast<int>(stages - 1 - (loaded - stored)));
+    bulk::wait_read(static_cast<int>(stages - 1 - (loaded - stored)));
     warp::sync();
     if (lane_index() == 0) {
       Mbarrier& barrier = barriers[loaded % stages];
@@ -82,7 +82,7 @@ struct RowPipe {
   /// Where pieces are given up: none may arrive when the memory is no longer the block's.
   DEEP_EP_DEVICE void drop() {
     for (; stored != loaded; ++stored) mbarrier::wait(barriers[stored % stages], stored / stages & 1);
-    bulk::wait<0>();
+    bulk::wait(0);
   }
 };
 
@@ -101,7 +101,6 @@ struct WarpStages {
         shape(of_warp),
         bytes(carver.bytes()) {}
 
-  /// Of warp `warp` of those that have one.
   DEEP_EP_DEVICE device::RowPipe pipe(int warp) const {
     const std::uint32_t first = static_cast<std::uint32_t>(warp) * shape.stages;
     return {barriers + first, memory + std::size_t{first} * shape.stage_bytes, shape.stages, shape.stage_bytes};

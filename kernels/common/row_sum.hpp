@@ -10,7 +10,6 @@
 
 namespace deep_ep::device {
 
-/// Rounds eight sums of a lane to bfloat16.
 DEEP_EP_DEVICE Vec16 pack_sum(const float (&sum)[8]) {
   Vec16 packed;
 #pragma unroll
@@ -95,7 +94,6 @@ struct RowSum {
     }
   }
 
-  /// Rounds, and stores `vectors` vectors from `to` on.
   DEEP_EP_DEVICE void store(std::byte* to, int vectors) const {
     for (int v = 0; v < kVectors; ++v) {
       const int vector = lane_index() + v * kWarpSize;
@@ -148,7 +146,6 @@ struct RowReduction {
     }
   }
 
-  /// Adds up their weights, slot by slot.
   DEEP_EP_DEVICE void add_weights(float* to, int num_topk) const {
     constexpr int kTogether = 8;  // loads under way at once: a peer's memory is far away
     float sum = 0;

@@ -42,7 +42,6 @@ struct RowTargets {
             carver.take<std::int32_t>(rows, kLine)};
   }
 
-  /// Where row `i` and all that belongs to it lie.
   struct Row {
     const RowTargets& in;
     const RowShape& shape;

@@ -34,7 +34,6 @@ struct Turns {
   std::uint32_t given;   ///< of the pieces that are drawn, the first
   std::uint32_t turn, following;
 
-  /// Of warp `number` of `warps`.
   DEEP_EP_DEVICE static Turns of_warp(std::uint32_t* drawn, std::uint32_t end, int warps, int number) {
     const auto all = static_cast<std::uint32_t>(warps), first = static_cast<std::uint32_t>(number);
     return {drawn, end, 2 * all, first, first + all};
@@ -49,7 +48,6 @@ struct Turns {
     return turns;
   }
 
-  /// Is there none left?
   DEEP_EP_DEVICE bool over() const { return turn >= end; }
   /// Draws another piece, which is not needed before advance(): until then nothing looks at what it returns, not even
   /// to add something to it, so that the warp does not wait for it.

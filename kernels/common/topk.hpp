@@ -41,7 +41,6 @@ struct TopkIndices {
   }
 };
 
-/// Writes index number `at` of a table.
 DEEP_EP_DEVICE void store_topk_index(std::byte* table, bool is_64_bit, std::int64_t at, std::int64_t index) {
   if (is_64_bit) {
     reinterpret_cast<std::int64_t*>(table)[at] = index;

@@ -76,7 +76,6 @@ class ElasticPusher {
   // A team of warps of the block pushes a row together.
   DEEP_EP_DEVICE int team() const { return (warp_index() - params.adding_warps) / members; }
   DEEP_EP_DEVICE int member() const { return (warp_index() - params.adding_warps) & (members - 1); }
-  /// This warp's.
   DEEP_EP_DEVICE RowShare share() const {
     return {static_cast<std::uint32_t>(member()) * RowSum::kPieceBytes,
             static_cast<std::uint32_t>(members) * RowSum::kPieceBytes};

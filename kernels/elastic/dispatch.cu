@@ -75,7 +75,7 @@ DEEP_EP_DEVICE bool meet(const ElasticDispatchParams& params, std::uint64_t epoc
                              params.shape};
   const Meeting meeting{params.common, {params.wait}, Wanted::dispatch_addresses, MeetingKind::dispatch, epoch};
   if (block_index() == 0) meeting.announce(ours);
-  // A rank with a handle says nothing behind these.
+  // A call that is not fresh compares nothing behind these.
   const std::size_t heard = params.fresh ? sizeof ours : offsetof(DispatchArrival, shape);
   const int cells = static_cast<int>(heard / sizeof(std::uint64_t));
 #pragma unroll 1
@@ -90,7 +90,7 @@ DEEP_EP_DEVICE bool meet(const ElasticDispatchParams& params, std::uint64_t epoc
       good = good && meeting.hear(peer, theirs, cells) && meeting.agrees(ours.agreed, theirs.agreed, peer);
       if (!good) return;
       if (tokens != nullptr) tokens[peer] = theirs.num_tokens;
-      if (found.at >= 0) return;
+      if (!params.fresh || found.at >= 0) return;
       found = difference(ours.shape.word, theirs.shape.word);
       other = peer;
     });
@@ -110,12 +110,6 @@ DEEP_EP_DEVICE bool meet(const ElasticDispatchParams& params, std::uint64_t epoc
   return true;
 }
 
-/// What a block adds to a word that moves on by a step of Progress when all `parts` blocks have; one is the `first`.
-DEEP_EP_DEVICE std::uint64_t part_of_step(int parts, bool first) {
-  const std::uint32_t part = ~std::uint32_t{0} / static_cast<std::uint32_t>(parts);
-  return first ? Progress::at(1) - std::uint64_t{part} * static_cast<std::uint32_t>(parts - 1) : part;
-}
-
 /// By a block that sends, whose warps have their first rows at hand. Each adds its part to the words of this rank's
 /// rows, so none waits for another.
 DEEP_EP_DEVICE void send(const ElasticDispatchParams& params, ElasticSender& sender) {
@@ -124,7 +118,7 @@ DEEP_EP_DEVICE void send(const ElasticDispatchParams& params, ElasticSender& sen
   block::sync();  // all its stores are complete
   block::each(common.num_ranks, [&](int peer) {
     add_release<Scope::system>(common.signal_to(peer, IntranodeSignal::dispatch_rows),
-                               part_of_step(params.sending_blocks, block_index() == params.first_sender));
+                               Progress::part_of_call(params.sending_blocks, block_index() == params.first_sender));
   });
 }
 

@@ -79,7 +79,7 @@ struct ToldTokens {
 
   /// By a whole block, when it is known how many tokens each source has.
   DEEP_EP_DEVICE void number() const {
-    const SelectionNumberer<ToldTokens> numberer{*this, params.numbers, shared, params.wait, epoch};
+    const SelectionNumberer<ToldTokens> numberer{*this, params.numbers, shared, params.wait};
     // Nothing of this needs selections, so they are awaited behind it.
     numberer.clear();
     if (warp_index() == 0) {  // where the tokens of each source end

@@ -27,7 +27,6 @@ struct ToldSelections {
   DEEP_EP_DEVICE std::int32_t* of(std::byte* heap, int source, std::uint64_t epoch) const {
     return reinterpret_cast<std::int32_t*>(heap + selections_at + (epoch & 1) * turn_bytes) + source * stride;
   }
-  /// Of those, cell `number`.
   DEEP_EP_DEVICE Cell* cell(std::byte* heap, int source, int number, std::uint64_t epoch) const {
     return reinterpret_cast<Cell*>(of(heap, source, epoch) + std::int64_t{number} * kOfCell);
   }

@@ -13,7 +13,6 @@ struct ElasticSender {
   const ElasticDispatchParams& params;
   RowPipe pipe;
 
-  /// By a warp that sends.
   DEEP_EP_DEVICE bool sends() const {
     const int block = block_index() - params.first_sender;
     return block >= 0 && block < params.sending_blocks && warp_index() < params.sending_warps;

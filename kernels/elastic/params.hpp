@@ -14,7 +14,6 @@ struct ElasticBarrierParams {
   WaitContext wait;
 };
 
-/// Shared memory of a combine block.
 struct ElasticCombineShared {
   static constexpr std::size_t kMostShared = 8;  ///< rows that warps of a block share, two or more warps each
 

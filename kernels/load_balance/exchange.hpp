@@ -46,7 +46,6 @@ DEEP_EP_DEVICE void exchange(const LoadBalanceParams& params, Move move) {
   });
 }
 
-/// A piece of one of this rank's experts.
 struct ExpertPiece {
   int expert = -1;  ///< local; -1: no piece is left
   const ExpertPayload* payload = nullptr;
@@ -96,7 +95,6 @@ struct ReplicatedPieces {
     const std::uint32_t rest = payload.bytes - offset;
     return {expert, &payload, offset, rest < params.piece_bytes ? rest : params.piece_bytes};
   }
-  /// Takes the next one.
   DEEP_EP_DEVICE ExpertPiece take() { return piece(take_next(&params.common.state->next_piece)); }
 };
 

@@ -9,7 +9,6 @@
 
 namespace deep_ep {
 
-/// The most tensors of an expert's weights.
 constexpr int kMostPayloads = 16;
 /// Of a warp's pipeline that moves weights.
 constexpr std::uint32_t kPrefetchStages = 3;

@@ -27,7 +27,7 @@ DEEP_EP_DEVICE void push_weights(const LoadBalanceParams& params, RowPipe pipe) 
     });
     piece = next;
   }
-  bulk::wait<0>();
+  bulk::wait(0);
   bulk::fence_global();
 }
 

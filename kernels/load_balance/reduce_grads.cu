@@ -15,7 +15,6 @@ struct GradPiece {
 
   Vec16 vector[kVectors];
 
-  /// Loads up to `bytes` bytes.
   DEEP_EP_DEVICE void load(const std::byte* from, std::uint32_t bytes) {
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {

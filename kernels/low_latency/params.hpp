@@ -22,11 +22,6 @@ enum class LowLatencyPhase : int { send = 1, receive = 2, both = 3 };
 DEEP_EP_HOST_DEVICE constexpr bool sends(LowLatencyPhase phase) { return (static_cast<int>(phase) & 1) != 0; }
 DEEP_EP_HOST_DEVICE constexpr bool receives(LowLatencyPhase phase) { return (static_cast<int>(phase) & 2) != 0; }
 
-/// Which call a kernel sends, and which one it receives.
-struct LowLatencyEpochs {
-  std::uint64_t send, receive;
-};
-
 /// Calls of which one part has run, in shares: each block of a kernel adds its own, all shares of a kernel make one
 /// call. So no block waits for the others, and none that has not added its share sees the next call.
 struct LowLatencyCount {
@@ -79,14 +74,13 @@ DEEP_EP_HOST_DEVICE constexpr int low_latency_channels(int lanes) {
 /// With masking, a wait that lasts for so many time-outs ends the call: ranks have mixed up their calls.
 constexpr int kMostTimeouts = 8;
 
-/// What every kernel of the family gets.
 struct LowLatencyParams {
   int rank = 0;
   Divisor num_ranks;
   std::byte* local = nullptr;  ///< this rank's heap
   /// Heap of every rank as this rank maps it, of use for one that is not far; readable by kernels.
   std::byte* const* heaps = nullptr;
-  const RdmaPeerParams* peers = nullptr;                ///< [channel][num_ranks]; nullptr: nobody is far
+  const RdmaQueuePair* peers = nullptr;                 ///< [channel][num_ranks]; nullptr: nobody is far
   std::uint32_t far_ranks[(kMaxRanks + 31) / 32] = {};  ///< a bit for each
   int num_far = 0;
   int lanes = 1;           ///< to each far rank: queue pairs that rows take in turn, a power of two
@@ -109,7 +103,7 @@ struct LowLatencyParams {
   DEEP_EP_DEVICE bool is_far(int rank) const {
     return (far_ranks[static_cast<unsigned>(rank) / 32] >> static_cast<unsigned>(rank) % 32 & 1) != 0;
   }
-  DEEP_EP_DEVICE const RdmaPeerParams& queue_pair(int channel, int peer) const {
+  DEEP_EP_DEVICE const RdmaQueuePair& queue_pair(int channel, int peer) const {
     return peers[channel * num_ranks + peer];
   }
   DEEP_EP_DEVICE LowLatencyCounters& counters(LowLatencyKind kind) const {
@@ -127,9 +121,7 @@ struct LowLatencyRowTable {
   DEEP_EP_HOST_DEVICE std::int64_t height(bool weighted) const {
     return 2 + std::int64_t{max_tokens} * (1 + num_topk * (weighted ? 2 : 1));
   }
-  /// Rows that came from `source`.
   DEEP_EP_HOST_DEVICE std::int32_t* rows(int source) const { return base + source; }
-  /// The row's token at its source.
   DEEP_EP_HOST_DEVICE std::int32_t* token(int source, int row) const { return base + (num_ranks + at(source, row)); }
   /// Which row of recv_x selection `k` of the row is; -1: on another rank.
   /// It is in block position / (R * M), which is the local expert.
@@ -138,7 +130,6 @@ struct LowLatencyRowTable {
   }
   /// The low half of the dispatch's number, which is the same on all ranks.
   DEEP_EP_HOST_DEVICE std::int32_t* epoch() const { return position(0, num_ranks * max_tokens, 0); }
-  /// The weight of selection `k` of the row in combine.
   DEEP_EP_HOST_DEVICE float* weight(int source, int row, int k) const {
     return reinterpret_cast<float*>(position(source, num_ranks * max_tokens + row, k) + num_ranks);
   }
@@ -177,7 +168,6 @@ struct LowLatencyRow {
     return scaled() ? static_cast<std::uint32_t>(hidden) / kScaleChannels : 0;
   }
   DEEP_EP_HOST_DEVICE std::uint32_t scales_end() const { return scales_at() + scale_words() * 4; }
-  /// Lines before the payload.
   DEEP_EP_HOST_DEVICE std::uint32_t head_lines() const { return tagged_lines(scales_end()); }
   DEEP_EP_HOST_DEVICE std::uint32_t payload_bytes() const {
     if (nvfp4()) return static_cast<std::uint32_t>(hidden) / 2;
@@ -222,11 +212,9 @@ struct LowLatencyScales {
     const std::int64_t tile = std::int64_t{block} * tiles() + row / kTileRows;
     return tile * columns() * kTileRows + row % 32 * 4 + row % kTileRows / 32;
   }
-  /// How far the words of neighbouring columns lie apart.
   DEEP_EP_HOST_DEVICE int stride() const { return tiled() ? kTileRows : rows; }
 };
 
-/// Arguments that dispatch and combine have in common.
 struct LowLatencyCallParams {
   LowLatencyParams common;
   LowLatencyPhase phase;

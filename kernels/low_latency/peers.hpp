@@ -46,7 +46,7 @@ DEEP_EP_DEVICE void report_failures(const LowLatencyParams& common) {
   if (!common.is_far(peer)) return;
 #pragma unroll 1
   for (int channel = 0; channel < low_latency_channels(common.lanes); ++channel) {
-    const rdma::CompletionEntry& entry = *common.queue_pair(channel, peer).queue.completion;
+    const rdma::CompletionEntry& entry = *common.queue_pair(channel, peer).completion;
     const std::uint32_t opcode = rdma::tail_opcode(load_acquire<Scope::system>(&entry.tail));
     if (opcode == rdma::kCompletionOk || opcode == rdma::kCompletionNotYetWritten) continue;
     store_release<Scope::system>(common.wait.control->words->failed + peer,
@@ -107,7 +107,6 @@ struct RankCall {
     for (; number != 0; --number) bits &= bits - 1;
     return word * 32 + lowest_bit(bits);
   }
-  /// The lane that row `number` takes.
   DEEP_EP_DEVICE int lane(int number) const { return number & (common.lanes - 1); }
 
   // The others are for calls that go by rails.
@@ -160,7 +159,6 @@ struct RankCall {
   DEEP_EP_DEVICE std::uint64_t load_acknowledged(int peer) const {
     return load_acquire<Scope::system>(word_of(peer, Mailbox::kAcknowledged));
   }
-  /// Is there room at a peer that has acknowledged `seen`?
   DEEP_EP_DEVICE bool has_room(std::uint64_t seen) const { return epoch <= 2 || seen >= epoch - 2; }
   /// By one thread: waits for room, acquiring, if `seen` does not say that there is. False: the peer is to be left out,
   /// or the call is over.
@@ -213,7 +211,9 @@ DEEP_EP_DEVICE bool is_middle_thread() { return thread_index() == block_warps() 
 
 /// A block's knowledge of its call, in shared memory; and words to receive again.
 struct CallWords {
-  LowLatencyEpochs epochs;
+  struct Epochs {
+    std::uint64_t send, receive;
+  } epochs;            ///< of the call that the kernel sends, and of the one that it receives
   std::uint64_t seen;  ///< the version of the masks when the block began to receive; then the sum of all blocks'
   std::int32_t last;   ///< all other blocks have finished
   std::int32_t again;  ///< not all was received with the same masks, and this block is to receive again
@@ -287,8 +287,7 @@ class CallPoster {
   const Call& call;
   const int peer, lane;  ///< what precedes all rows, and words that no row waits for, go by the first lane
 
-  /// `pair`: see PortChannel.
-  DEEP_EP_DEVICE CallPoster(const Call& of_call, int to, int over, const RdmaPeerParams& pair)
+  DEEP_EP_DEVICE CallPoster(const Call& of_call, int to, int over, const RdmaQueuePair& pair)
       : queue(pair, of_call.common.posts), call(of_call), peer(to), lane(over), found_posted_(queue.posted()) {}
 
   /// Waits for room at the peer, acquiring. What was posted is on its way meanwhile: two ranks may wait for each other.
@@ -362,13 +361,13 @@ class CallPoster {
 /// By a whole warp of a block that posts: serves one rank, or one lane to it. `post(poster)` posts what the peer gets
 /// in the call that is sent.
 template <class Call, class Post>
-DEEP_EP_DEVICE void serve_lane(const Call& call, std::uint64_t received, bool sends, RdmaPeerParams* pairs, Post post) {
+DEEP_EP_DEVICE void serve_lane(const Call& call, std::uint64_t received, bool sends, RdmaQueuePair* pairs, Post post) {
   const LowLatencyParams& common = call.common;
   const int index = call.first_posted() + warp_index();
   if (index >= common.num_far * common.lanes) return;
   const int peer = call.far_rank(index % common.num_far), lane = index / common.num_far;
   if (warp::any(masked(common, peer))) return;
-  RdmaPeerParams& own = pairs[warp_index()];  // which every entry needs
+  RdmaQueuePair& own = pairs[warp_index()];  // which every entry needs
   copy_words(&own, &common.queue_pair(channel_of(Call::kCall, lane), peer), sizeof own);
   warp::sync();
   CallPoster poster(call, peer, lane, own);

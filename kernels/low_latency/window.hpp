@@ -62,11 +62,12 @@ struct LowLatencyParts {
 };
 
 struct LowLatencyWindow {
-  static constexpr std::size_t kBytesPerSlot = 8192;  ///< of the window, for each source: decides the slots
+  static constexpr std::size_t kBytesPerSlot = 8192;           ///< of the window, for each source: decides the slots
+  static constexpr std::size_t kParts = 2 * kLowLatencyKinds;  ///< of rows, for each source
 
   std::size_t begin = 0;         ///< offset in the heap
   std::uint32_t slots = 0;       ///< tokens that a rank may send in one call
-  std::size_t bytes = 0;         ///< 0: there is no window. A little more than was asked for
+  std::size_t bytes = 0;         ///< 0: there is no window
   std::size_t source_bytes = 0;  ///< room for the rows of one source in one call
 
   // A part for each source.
@@ -77,35 +78,31 @@ struct LowLatencyWindow {
   /// does not come, or asks all others before it blames one.)
   LowLatencyParts<std::byte> rows[kLowLatencyKinds];
 
-  /// A window at `begin` of the heap in which calls have `bytes` bytes. Where that is too small even for signals,
-  /// source_bytes is 0.
+  /// A window at `begin` of the heap in which rows have `bytes` bytes.
   static LowLatencyWindow make(std::size_t begin, std::size_t bytes, int num_ranks, int max_local_experts) {
     const auto ranks = static_cast<std::size_t>(num_ranks);
     LowLatencyWindow window;
     window.begin = begin;
-    if (bytes / kLine == 0) return window;
+    if (bytes == 0) return window;
     // The largest numbers that kernels divide count the rows of all ranks, a few more than there are: see Divisor.
     const std::size_t most_slots = (std::size_t{1} << 31) / (ranks * ranks) - ranks;
-    window.slots = static_cast<std::uint32_t>(std::min(bytes / kLine * kLine / (ranks * kBytesPerSlot), most_slots));
+    window.slots = static_cast<std::uint32_t>(std::min(bytes / (ranks * kBytesPerSlot), most_slots));
     Carver carver = Carver::without_memory();
     carver.place<std::byte>(begin);
     window.mailboxes_ = carver.place<LowLatencyMailbox>(kLowLatencyKinds * ranks);
     // Whole lines, so that no two sources write to the same one.
     const std::size_t cells = 1 + (static_cast<std::size_t>(max_local_experts) + 1) / 2;
     window.counts = LowLatencyParts<Cell>::carve(carver, ranks, align_to_line(cells * sizeof(Cell)));
-    window.bytes = window.counts.begin - begin + bytes / kLine * kLine;
     window.selections = LowLatencyParts<Cell>::carve(carver, ranks, window.slots * kMaxTopk * sizeof(Cell));
-    const std::size_t control = align_to_line(carver.bytes()) - begin;
-    if (control < window.bytes) {
-      window.source_bytes = (window.bytes - control) / (kLowLatencyKinds * 2 * ranks) / kLine * kLine;
-    }
+    window.source_bytes = bytes / (kParts * ranks) / kLine * kLine;
     for (auto& rows : window.rows) rows = LowLatencyParts<std::byte>::carve(carver, ranks, window.source_bytes);
+    window.bytes = window.rows[0].begin - begin + bytes / kLine * kLine;
     return window;
   }
 
-  /// What only the call under way needs. Zeros stand for nothing there.
-  Place<std::byte> of_calls() const { return {counts.begin}; }
-  std::size_t bytes_of_calls() const { return begin + bytes - counts.begin; }
+  /// Only the call under way needs this memory. Zeros stand for nothing there.
+  Place<std::byte> of_calls() const { return {rows[0].begin}; }
+  std::size_t bytes_of_calls() const { return begin + bytes - rows[0].begin; }
 
   /// A word (see LowLatencyMailbox) by which `source` tells something to the rank whose heap it is.
   DEEP_EP_HOST_DEVICE Place<std::uint64_t> word(LowLatencyKind kind, int source, int index) const {

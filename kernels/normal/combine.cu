@@ -99,11 +99,11 @@ struct CombineRelay {
     return load_stream(params().relay_rows + relayed * grid().width + index);
   }
   /// By one lane: what is not there yet of room in the staging ring, or else of pushed rows, the first.
-  DEEP_EP_DEVICE AwaitedWord awaited(int number, int row) const {
+  DEEP_EP_DEVICE AwaitedWord missing(int number, int row) const {
     const AwaitedWord room = stageable(transfer(), local.epoch - 1, number, rings().chunk_of(row));
-    if (!local.by_rings || !room.is_reached()) return room;
+    if (!room.is_reached()) return room;
     const std::int64_t at = relayed(number, row);
-    for (int index = 0; index < grid().width; ++index) {
+    for (int index = 0; local.by_rings && index < grid().width; ++index) {
       const AwaitedWord part = local.awaited(index, grid().other(number), place_at(at, index));
       if (!part.is_reached()) return part;
     }
@@ -137,7 +137,7 @@ struct CombineRelay {
   DEEP_EP_DEVICE bool stage_all(int first, int parts) const {
     return serve(
         grid().others(), ReportLate{transfer().wait}, next, first, parts, [&](int number) { return rows_for(number); },
-        [&](int number, int row) { return awaited(number, row); },
+        [&](int number, int row) { return missing(number, row); },
         [&](int number, int row) {
           stage(number, row);
           return true;

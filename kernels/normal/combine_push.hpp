@@ -98,7 +98,7 @@ struct PushPipe {
   DEEP_EP_DEVICE void complete() {
     if (pipe.stored - told <= kLeft) return;
     if (lane_index() == 0) {
-      bulk::wait<static_cast<int>(kLeft)>();
+      bulk::wait(static_cast<int>(kLeft));
       bulk::fence_global();
       for (std::uint32_t at = told; pipe.stored - at > kLeft; ++at) mbarrier::arrive(pieces.complete[at % kPieces]);
     }
@@ -206,7 +206,7 @@ struct CombinePusher {
     acquires = warp::any(acquires);
     const bool good = serve(
         rings(), policy, next, first, step, [&](int number) { return rows[number]; },
-        [&](int number, std::int32_t n) { return ring(number).room(n); },
+        [&](int number, std::int32_t n) { return ring(number).room(n).missing(); },
         [&](int number, std::int32_t n) {
           push(number, n);
           return true;

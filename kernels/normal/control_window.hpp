@@ -80,7 +80,6 @@ class ControlWindow {
   const RingWords& fetched_rows() const { return fetched_rows_; }
   const RingWords& pushed_rows() const { return pushed_rows_; }
 
-  /// For the words of `source` when it comes to call `epoch`.
   DEEP_EP_DEVICE Mailbox& mailbox(std::byte* heap, MeetingKind kind, std::uint64_t epoch, int source) const {
     const int box = 2 * static_cast<int>(kind) + static_cast<int>(epoch & 1);
     return reinterpret_cast<Mailbox*>(heap + mailboxes_)[box * num_ranks_ + source];
@@ -93,11 +92,9 @@ class ControlWindow {
     const std::size_t index = (epoch & 1) * static_cast<std::size_t>(num_ranks_) + static_cast<std::size_t>(source);
     return counts_at(Carver(heap + counts_ + index * counts_bytes_), 1);
   }
-  /// Counts with the experts of so many ranks.
   DEEP_EP_HOST_DEVICE SourceCounts counts_at(Carver carver, int ranks) const {
     return {carver, width_, ranks * max_local_experts_};
   }
-  /// Flag of the row that `source` pushed into `slot` of its part of the push window.
   DEEP_EP_DEVICE std::uint64_t* pushed_flag(std::byte* heap, int source, int slot) const {
     return pushed_rows_.published.in(heap) + (std::int64_t{source} * max_window_tokens_ + slot);
   }

@@ -83,7 +83,7 @@ struct HeldRow {
   static constexpr int kScales = 4;  ///< that a lane holds; more are read again for each destination
 
   Row row;
-  std::int32_t place = -1;  ///< at the destination of the lane's index, or still its number there: see RowSpreader
+  std::int32_t place = -1;  ///< at the destination of the lane's index, or still its number there: see place_of
   std::uint32_t scales[kScales] = {};
   decltype(std::declval<const Row&>().selection(0)) selection{};
   float weight = 0;
@@ -318,7 +318,7 @@ struct Dispatch {
   /// The row is stored, as soon as this warp's bulk stores are complete: counts it in the chunks that it belongs to.
   DEEP_EP_DEVICE void count_staged(OwnRow& held) const {
     if (!kRails || !is_row(held)) return;
-    bulk::wait<0>();
+    bulk::wait(0);
     bulk::fence_global();
     warp::sync();  // what the other lanes have stored comes before, too
     for_each(held, [&](int destination, std::int32_t place) {
@@ -355,7 +355,7 @@ struct Dispatch {
     }
     count_staged(stored);
     if constexpr (!kRails) {
-      bulk::wait<0>();
+      bulk::wait(0);
       bulk::fence_global();
     }
     return true;
@@ -405,9 +405,9 @@ struct Dispatch {
     std::int32_t* const next = shared.next + warp_index() * grid().others();
     const bool good = serve(
         grid().others(), ReportLate{transfer.wait}, next, first, parts, [&](int number) { return rows_from(number); },
-        [&](int number, int at) { return landed_through(transfer, epoch - 1, number, rings().chunk_of(at)); },
+        [&](int number, int at) { return landed_through(transfer, epoch - 1, number, rings().chunk_of(at)).missing(); },
         [&](int number, int at) { return forward(number, at); }, [] {});
-    bulk::wait<0>();
+    bulk::wait(0);
     bulk::fence_global();
     return good;
   }
@@ -441,11 +441,11 @@ struct Dispatch {
 
   /// Fetches this warp's rows, which are every `step`th one of each writer. False after a fault.
   DEEP_EP_DEVICE bool fetch_all(int first, int step) const {
-    std::int32_t* const next = shared.local_next + (warp_index() - transfer.moving_warps()) * grid().num_ranks;
+    std::int32_t* const next = shared.local_next + (warp_index() - transfer.moving_warps()) * grid().width;
     return serve(
         grid().width, ReportLate{transfer.wait}, next, first, step,
         [&](int writer) { return shared.local_rows[writer]; },
-        [&](int writer, std::int32_t n) { return ring(writer).row(n); },
+        [&](int writer, std::int32_t n) { return ring(writer).row(n).missing(); },
         [&](int writer, std::int32_t n) {
           fetch(writer, n);
           return true;
@@ -454,7 +454,6 @@ struct Dispatch {
   }
 };
 
-/// Where this rank wants its rows.
 DEEP_EP_DEVICE DispatchAddresses own_addresses(const DispatchParams& params) {
   constexpr std::int64_t kMost = INT32_MAX;  // as many as places have numbers
   return {.rows = params.output.seen_from(nullptr, params.transfer.common.own_heap()),

@@ -13,7 +13,6 @@
 
 namespace deep_ep::device {
 
-/// The expert that a selection names, -1 for none.
 DEEP_EP_DEVICE int expert_at(const LayoutParams& params, int token, int k) {
   return expert_of(params.topk_idx.load_cached(std::int64_t{token} * params.num_topk + k), params.num_experts);
 }

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "kernels/common/row_comparison.hpp"
+#include "kernels/common/wait.hpp"
 #include "kernels/normal/params.hpp"
 #include "kernels/primitives/block.hpp"
 
@@ -19,7 +20,6 @@ struct Meeting {
   int first_rank = 0;  ///< of the node, in words of a fault record
 
   DEEP_EP_DEVICE Awaited awaited(int rank) const { return {first_rank + rank, wanted, epoch}; }
-  /// In this rank's heap.
   DEEP_EP_DEVICE const Mailbox& box_of(int rank) const {
     return common.control.mailbox(common.own_heap(), kind, epoch, rank);
   }

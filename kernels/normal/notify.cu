@@ -14,6 +14,7 @@
 // Between nodes a source also numbers its tokens for each node: in that order they cross the network.
 #include "kernels/common/row_comparison.hpp"
 #include "kernels/common/tickets.hpp"
+#include "kernels/common/wait.hpp"
 #include "kernels/kernel_list.hpp"
 #include "kernels/normal/params.hpp"
 #include "kernels/primitives/launch.hpp"
@@ -96,10 +97,9 @@ struct Notify {
   /// By a whole block: `with(counts)` for our counts at each rank of this node.
   template <class With>
   DEEP_EP_DEVICE void at_each_rank(With with) const {
-#pragma unroll 1
-    for (int index = thread_index(); index < grid().width; index += block_threads()) {
+    block::each(grid().width, [&](int index) {
       with(common().control.counts(common().heaps[grid().first_of_node() + index], epoch, grid().rank));
-    }
+    });
   }
   /// By a whole block: stores a column's count, and how many selections each expert of the column's rank has, where
   /// ranks of this node read them, or where the NIC fetches them.
@@ -123,10 +123,7 @@ struct Notify {
       std::int32_t* const to =
           here ? common().control.counts(common().heaps[column], epoch, grid().rank).tokens_per_expert
                : staged(node).tokens_per_expert + index * params.num_local_experts;
-#pragma unroll 1
-      for (int expert = thread_index(); expert < params.num_local_experts; expert += block_threads()) {
-        to[expert] = from[expert];
-      }
+      block::each(params.num_local_experts, [&](int expert) { to[expert] = from[expert]; });
     }
     block::sync();
     for (int peer = thread_index(); peer < grid().width; peer += block_threads()) {
@@ -220,11 +217,15 @@ struct Notify {
     return block::all(good);
   }
 
-  /// Do all ranks mean the same call? A fault, seen by every rank, if not. Each thread answers for some ranks.
+  /// Do all ranks mean the same call? A fault, seen by every rank, if not. Each thread answers for some ranks. Every
+  /// block has begun by then: one that begins after a fault takes no part, and ranks would no longer be in step.
   DEEP_EP_DEVICE bool agree() const {
     bool good = true;
     for (int source = thread_index(); source < grid().num_ranks; source += block_threads()) {
-      good = agrees_on_call(params.wait, params.shape, *counts_of(source).shape, source) && good;
+      const Difference found = difference(params.shape.word, counts_of(source).shape->word);
+      if (found.at < 0) continue;
+      report_fault(params.wait, FaultKind::mismatch, Wanted::counts, source, found.at, found.ours, found.theirs);
+      good = false;
     }
     return good;
   }

@@ -17,10 +17,9 @@ namespace deep_ep {
 /// This rank's own counters, in device memory. Zero when the buffer is made.
 struct KernelState {
   CallCounter notify, dispatch, combine, barrier, load_balance;
-  CallCounter transfer;             ///< between nodes: dispatches and combines, which share the rings
-  std::uint32_t ticket;             ///< of blocks that have arrived; the last to arrive sets it back to zero
-  std::uint32_t selections_ticket;  ///< the same, of blocks that number selections of the second interface's dispatches
-  std::uint64_t selections_counted;  ///< the last call in which all of these have counted
+  CallCounter transfer;              ///< between nodes: dispatches and combines, which share the rings
+  std::uint32_t ticket;              ///< of blocks that have arrived; the last to arrive sets it back to zero
+  std::uint64_t selections_counted;  ///< see NumberingParams
   // The next token, part of one, or piece of an expert that a warp may take; zero between calls. SMs differ in speed:
   // if these were shared out beforehand, the call would be as slow as the slowest.
   std::uint32_t next_piece;
@@ -37,11 +36,9 @@ struct IntranodeParams {
   KernelState* state = nullptr;
 
   DEEP_EP_DEVICE std::byte* own_heap() const { return heaps[rank]; }
-  /// What this rank raises at `peer`.
   DEEP_EP_DEVICE std::uint64_t* signal_to(int peer, IntranodeSignal kind) const {
     return control.signal(heaps[peer], kind, rank);
   }
-  /// What `peer` raises here.
   DEEP_EP_DEVICE const std::uint64_t* signal_from(int peer, IntranodeSignal kind) const {
     return control.signal(own_heap(), kind, peer);
   }
@@ -73,11 +70,11 @@ struct alignas(kLine) RailState {
 struct NormalParams : IntranodeParams {
   NodeGrid grid;
   RailWindow window;
-  int lanes = 1;                          ///< to each rail
-  const RdmaPeerParams* peers = nullptr;  ///< [lanes, credit][num_ranks]
-  RailState* rails = nullptr;             ///< [other nodes], by number
+  int lanes = 1;                         ///< to each rail
+  const RdmaQueuePair* peers = nullptr;  ///< [lanes, credit][num_ranks]
+  RailState* rails = nullptr;            ///< [other nodes], by number
 
-  DEEP_EP_DEVICE const RdmaPeerParams& queue_pair(InternodeChannel channel, int node, int lane = 0) const {
+  DEEP_EP_DEVICE const RdmaQueuePair& queue_pair(InternodeChannel channel, int node, int lane = 0) const {
     const int queue_pair = channel == InternodeChannel::credit ? lanes : lane;
     return peers[queue_pair * num_ranks + grid.rail_in(node)];
   }
@@ -121,7 +118,6 @@ DEEP_EP_HOST_DEVICE constexpr std::uint32_t combine_shapes(std::uint32_t first, 
   return (first ^ second) * 0x9e3779b1u ^ first >> 15;
 }
 
-/// Arguments that dispatch and combine have in common.
 struct TransferParams {
   NormalParams common;
   WaitContext wait;
@@ -146,7 +142,6 @@ struct TransferParams {
 
   PipeShape pipe;  ///< of a dispatch's moving warp, or of a combine's pushing warp, in shared memory
 
-  /// Of a chunk to or from other node `number`.
   DEEP_EP_DEVICE ChunkState& chunk_state(int number, int chunk) const {
     return common.rails[number].chunks[chunk % rings.chunks];
   }
@@ -167,10 +162,10 @@ struct TransferParams {
 struct RailPairs {
   static constexpr int kMostUnderWay = 32;
 
-  RdmaPeerParams channel[static_cast<int>(InternodeChannel::count)];
+  RdmaQueuePair channel[static_cast<int>(InternodeChannel::count)];
   std::int32_t under_way[kMostUnderWay];  ///< of several lanes: place n is that of the lane's chunk n
 
-  DEEP_EP_DEVICE const RdmaPeerParams& operator[](InternodeChannel at) const { return channel[static_cast<int>(at)]; }
+  DEEP_EP_DEVICE const RdmaQueuePair& operator[](InternodeChannel at) const { return channel[static_cast<int>(at)]; }
 };
 
 /// Shared memory of a block that moves rows. `Rank`: what the block knows of a rank of its node.
@@ -241,7 +236,6 @@ struct DispatchParams : SentRows {
   std::int32_t* relay_rows;  ///< out, [relay_rows_room, width]
 };
 
-/// The rows of one rank of this node.
 struct NodeRows {
   const std::byte* x;  ///< its rows, as mapped here
   const float* topk_weights;

@@ -92,7 +92,6 @@ struct Rings {
 
   DEEP_EP_HOST_DEVICE int chunk_of(int row) const { return row / chunk_rows; }
   DEEP_EP_HOST_DEVICE int chunks_for(int rows) const { return (rows + chunk_rows - 1) / chunk_rows; }
-  /// Rows of chunk `chunk` where there are `rows` in all.
   DEEP_EP_HOST_DEVICE int rows_in(int chunk, int rows) const {
     const int rest = rows - chunk * chunk_rows;
     return rest < chunk_rows ? rest : int{chunk_rows};

@@ -19,6 +19,8 @@ struct AwaitedWord {
   DEEP_EP_DEVICE bool is_reached() const {
     return word == nullptr || load_acquire<Scope::system>(word) >= awaited.expected;
   }
+  /// Itself, or nothing once it is reached.
+  DEEP_EP_DEVICE AwaitedWord missing() const { return is_reached() ? AwaitedWord{} : *this; }
   /// If there is a word. False after a fault.
   template <class Group = OneThread, class Policy>
   DEEP_EP_DEVICE bool await(const Policy& policy) const {
@@ -31,13 +33,13 @@ struct AwaitedWord {
 ///   next                    a word for each node (or whatever else has parts), of the warp
 ///   first, step             the warp works on parts first, first + step and so on of each, in their order
 ///   parts(number)           how many there are
-///   awaited(number, part)   the AwaitedWord that the part waits for, which is put on record if it is late: but not if
-///                           nothing is wanted of another rank, as another warp of this rank puts that on record
+///   missing(number, part)   the AwaitedWord that the part still waits for, which is put on record if it is late: but
+///                           not if nothing is wanted of another rank, as another warp of this rank puts that on record
 ///   work(number, part)      false after a fault
 ///   idle()                  nothing is ready; also before it ends
-template <class Policy, class Parts, class AwaitedOf, class Work, class Idle>
+template <class Policy, class Parts, class Missing, class Work, class Idle>
 DEEP_EP_DEVICE bool serve(int others, const Policy& policy, std::int32_t* next, int first, int step, Parts parts,
-                          AwaitedOf awaited, Work work, Idle idle) {
+                          Missing missing, Work work, Idle idle) {
   // A lane looks after the nodes of its index and multiples of 32 behind.
   for (int number = lane_index(); number < others; number += kWarpSize) next[number] = first;
   int group = 0;  // of 32 nodes
@@ -51,7 +53,7 @@ DEEP_EP_DEVICE bool serve(int others, const Policy& policy, std::int32_t* next, 
         group = group + kWarpSize < others ? group + kWarpSize : 0;
         const int number = group + lane_index();
         const bool wants = number < others && next[number] < parts(number);
-        found = warp::ballot(wants && awaited(number, next[number]).is_reached());
+        found = warp::ballot(wants && missing(number, next[number]).word == nullptr);
         left = warp::any(wants) || left;
         if (found != 0) return true;
       }
@@ -66,7 +68,7 @@ DEEP_EP_DEVICE bool serve(int others, const Policy& policy, std::int32_t* next, 
       bool reported = false;
       for (int number = lane_index(); number < others; number += kWarpSize) {
         if (next[number] >= parts(number)) continue;
-        const AwaitedWord part = awaited(number, next[number]);
+        const AwaitedWord part = missing(number, next[number]);
         if (part.awaited.wanted == Wanted::nothing) continue;
         reported = policy.ends(part.awaited, poll.begin, load_relaxed<Scope::system>(part.word)) || reported;
       }
@@ -138,7 +140,6 @@ struct TokenRing {
 
   // The reader's end.
 
-  /// The word that says that row `n` is there.
   DEEP_EP_DEVICE AwaitedWord row(std::int32_t n) const {
     return {{peer, rings().row, through(n)},
             rings().words.published.in(params.common.own_heap()) + rings().slot_of(here, n)};
@@ -289,9 +290,7 @@ class RailPoster {
   static constexpr int kRungTogether = 4;                ///< chunks
   static constexpr std::uint32_t kMostBytes = 2u << 20;  ///< under way to a rail: what 50 GB/s carry in 42 us
 
-  /// The only lane to its rail.
   DEEP_EP_DEVICE bool is_alone() const { return params_.common.lanes == 1; }
-  /// Chunks of a lane.
   DEEP_EP_DEVICE static int most_under_way(const Rings& rings, int lanes) {
     const std::uint32_t bytes = rings.slot_bytes * static_cast<std::uint32_t>(rings.chunk_rows);
     if (lanes == 1) return rings.chunks;  // no other lane could take them
@@ -335,7 +334,6 @@ class RailPoster {
   DEEP_EP_DEVICE const std::uint64_t* head_here() const {
     return params_.common.window.rail_word(RailWindow::head, node_).in(params_.common.own_heap());
   }
-  /// One at the rail.
   DEEP_EP_DEVICE Place<std::uint64_t> word_there(RailWindow::RailWord which, int lane = 0) const {
     return params_.common.window.rail_word(which, params_.common.grid.node(), lane);
   }

@@ -24,7 +24,7 @@ DEEP_EP_DEVICE bool all(bool good) {
 #endif
 }
 
-/// By any thread of a block that waits for nothing from outside any more, nor does another of its threads. When every
+/// By any thread of a block that waits for nothing from outside any more that is not on its way already. When every
 /// block has come here or ended, those of the next kernel get to SMs that are free, and wait there for the end of this
 /// one. Earlier they might take what the kernel of another rank needs, for which this one waits.
 DEEP_EP_DEVICE void let_next_kernel_start() {

@@ -6,11 +6,11 @@
 //   ordinary write to shared -> bulk store of it:  a proxy fence; no kernel does it, and the CPU executor has none
 //   mbarrier::init -> bulk load that it counts:    mbarrier::fence_init(), then a sync
 //   bulk load -> ordinary read of shared:          wait for the mbarrier, nothing else
-//   bulk store read a stage -> stage is reused:    wait_read<N>() by the issuing thread, then a sync
+//   bulk store read a stage -> stage is reused:    wait_read() by the issuing thread, then a sync
 //   signal acquired -> bulk copy:                  fence_global() by whoever acquired, or by whoever copies. Without
 //                                                  it, the copy may come before what the signal stands for: read what
 //                                                  was there before, or overwrite what is still being read
-//   bulk store -> signal to a peer:                wait<0>() by the issuing thread, fence_global(), then a release at
+//   bulk store -> signal to a peer:                wait(0) by the issuing thread, fence_global(), then a release at
 //                                                  system scope: completion says that this thread sees the bytes, not
 //                                                  that they have reached the peer. A relaxed store overtakes them on
 //                                                  NVLink, which shows as rows of an earlier call.
@@ -20,8 +20,6 @@
 // promises that the bytes are visible to "the executing thread" only. On the CPU a missing one of all these shows;
 // machine/README.md says how.
 #pragma once
-
-#include <type_traits>
 
 #include "kernels/primitives/mbarrier.hpp"
 #include "kernels/primitives/memory.hpp"
@@ -69,25 +67,33 @@ DEEP_EP_DEVICE void commit() {
 #endif
 }
 
-/// Waits until all but this thread's latest `kGroupsLeft` groups have read their shared memory: it may be reused.
+// A GPU takes the number of groups as a constant, here 0 to 7: with a larger one it waits like with 7.
+
+/// Waits until all but this thread's latest `groups_left` groups have read their shared memory: it may be reused.
 /// Says nothing about the destination.
-template <int kGroupsLeft>
-DEEP_EP_DEVICE void wait_read() {
+template <int kLeft = 0>
+DEEP_EP_DEVICE void wait_read(int groups_left) {
 #if DEEP_EP_TARGET_CUDA
-  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kGroupsLeft) : "memory");
+  if constexpr (kLeft < 7) {
+    if (groups_left != kLeft) return wait_read<kLeft + 1>(groups_left);
+  }
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kLeft) : "memory");
 #else
-  host_machine::current_thread->machine->bulk_wait_read(kGroupsLeft);
+  host_machine::current_thread->machine->bulk_wait_read(groups_left);
 #endif
 }
 
-/// Waits until all but this thread's latest `kGroupsLeft` groups are complete. Once it has called fence_global(), their
+/// Waits until all but this thread's latest `groups_left` groups are complete. Once it has called fence_global(), their
 /// writes are visible to this thread and to whoever acquires a signal that it releases afterwards.
-template <int kGroupsLeft>
-DEEP_EP_DEVICE void wait() {
+template <int kLeft = 0>
+DEEP_EP_DEVICE void wait(int groups_left) {
 #if DEEP_EP_TARGET_CUDA
-  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kGroupsLeft) : "memory");
+  if constexpr (kLeft < 7) {
+    if (groups_left != kLeft) return wait<kLeft + 1>(groups_left);
+  }
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kLeft) : "memory");
 #else
-  host_machine::current_thread->machine->bulk_wait(kGroupsLeft);
+  host_machine::current_thread->machine->bulk_wait(groups_left);
 #endif
 }
 
@@ -99,26 +105,6 @@ DEEP_EP_DEVICE void fence_global() {
 #else
   host_machine::current_thread->machine->bulk_fence_global();
 #endif
-}
-
-namespace detail {
-/// Calls `wait(n)` with a constant, 0 to 7; larger numbers are taken for 7.
-template <int kLeft = 0, class Wait>
-DEEP_EP_DEVICE void with_constant(int groups_left, Wait wait) {
-  if constexpr (kLeft < 7) {
-    if (groups_left != kLeft) return with_constant<kLeft + 1>(groups_left, wait);
-  }
-  wait(std::integral_constant<int, kLeft>{});
-}
-}  // namespace detail
-
-/// wait_read for a number that is only known at run time, 0 to 7 (larger numbers wait like 7).
-DEEP_EP_DEVICE void wait_read_pending(int groups_left) {
-  detail::with_constant(groups_left, [](auto constant) { wait_read<decltype(constant)::value>(); });
-}
-/// The same of wait.
-DEEP_EP_DEVICE void wait_pending(int groups_left) {
-  detail::with_constant(groups_left, [](auto constant) { wait<decltype(constant)::value>(); });
 }
 
 }  // namespace deep_ep::device::bulk

@@ -13,7 +13,6 @@
 
 namespace deep_ep {
 
-/// Grid of a launch.
 struct LaunchShape {
   int blocks = 1;
   int threads = 32;              ///< of a block, a multiple of 32

@@ -16,11 +16,9 @@
 
 namespace deep_ep {
 
-/// Bytes of a line, and of its payload.
 constexpr std::uint32_t kTaggedLine = 128;
 constexpr std::uint32_t kTaggedPayload = 120;
 
-/// Lines that a row of `bytes` bytes takes.
 DEEP_EP_HOST_DEVICE constexpr std::uint32_t tagged_lines(std::uint32_t bytes) {
   return (bytes + kTaggedPayload - 1) / kTaggedPayload;
 }
@@ -58,7 +56,6 @@ struct LineLane {
   }
   /// How many so many lines have, an even number.
   DEEP_EP_DEVICE static int vectors(std::uint32_t lines) { return static_cast<int>(lines / 2) * (2 * kLineLanes - 1); }
-  /// Where its part lies in the lines.
   DEEP_EP_DEVICE std::uint32_t byte_at(std::uint32_t index) const {
     return index * kTaggedLine + static_cast<std::uint32_t>(part) * 16;
   }

@@ -159,8 +159,6 @@ DEEP_EP_DEVICE void store_doorbell(std::uint64_t* reg, std::uint64_t value) {
 #endif
 }
 
-// ---- Time ----
-
 /// Nanoseconds of a clock that all threads of a kernel share.
 DEEP_EP_DEVICE std::uint64_t now_ns() {
 #if DEEP_EP_TARGET_CUDA

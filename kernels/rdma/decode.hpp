@@ -54,7 +54,7 @@ DEEP_EP_HOST_DEVICE Operation decode(const WorkQueueEntry& entry, std::uint64_t 
 
 /// Memory that a key stands for; addresses start at 0.
 struct Region {
-  std::byte* base = nullptr;  ///< null: nobody has this key
+  std::byte* base = nullptr;  ///< null: no region has this key
   std::uint64_t bytes = 0;
 
   /// Null where they do not lie in it.

@@ -55,8 +55,6 @@ DEEP_EP_HOST_DEVICE constexpr std::uint32_t swap32(std::uint32_t v) {
 DEEP_EP_HOST_DEVICE constexpr std::uint32_t high_half(std::uint64_t v) { return static_cast<std::uint32_t>(v >> 32); }
 DEEP_EP_HOST_DEVICE constexpr std::uint32_t low_half(std::uint64_t v) { return static_cast<std::uint32_t>(v); }
 
-// ---- Segments ----
-
 /// What every entry begins with.
 struct EntryHeader {
   std::uint64_t index = 0;   ///< since the queue pair was made; the device knows its lowest 16 bits
@@ -102,8 +100,6 @@ DEEP_EP_HOST_DEVICE void fetch_add_entry(WorkQueueEntry& entry, const EntryHeade
 
 /// Asks for a completion of an entry that is not yet rung.
 DEEP_EP_HOST_DEVICE void signal_entry(WorkQueueEntry& entry) { entry.segment[0].word[2] = kFlagSignalled << 24; }
-
-// ---- Doorbell and completion words ----
 
 /// What is stored to the doorbell register: entries before `end` may be read.
 DEEP_EP_HOST_DEVICE constexpr std::uint64_t doorbell_word(std::uint64_t end, std::uint32_t number) {

@@ -26,7 +26,7 @@ struct RdmaFailure {
   }
 };
 
-/// An RC queue pair as its owner on the device sees it.
+/// An RC queue pair to a peer's symmetric heap, as its owner on the device sees it.
 struct RdmaQueuePair {
   device::rdma::WorkQueueEntry* ring = nullptr;  ///< [depth]
   /// The collapsed completion queue: one entry, overwritten by every completion.
@@ -46,12 +46,8 @@ struct RdmaQueuePair {
   bool system_scope = true;
   int peer = -1;                         ///< for messages
   device::rdma::KeyedAddress sink = {};  ///< 8 bytes of local memory where old values of additions go; never read
-};
-
-/// A queue pair to a peer's symmetric heap, whose keys are registered with addresses that start at 0.
-struct RdmaPeerParams {
-  RdmaQueuePair queue;
-  std::uint32_t local_key = 0;   ///< of this rank's heap
+  // Keys of heaps, registered with addresses that start at 0.
+  std::uint32_t local_key = 0;
   std::uint32_t remote_key = 0;  ///< of the peer's heap, for payload
   std::uint32_t signal_key = 0;  ///< of the peer's heap, registered with strict ordering; may be remote_key
 };

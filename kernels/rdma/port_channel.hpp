@@ -36,11 +36,10 @@ DEEP_EP_DEVICE RdmaFailure failure_in(const CompletionEntry& entry, std::uint32_
 template <class Group>
 class PortChannel {
  public:
-  /// Takes the queue pair over from its last owner, who called close() in an earlier kernel or before a barrier. `peer`
+  /// Takes the queue pair over from its last owner, who called close() in an earlier kernel or before a barrier. `pair`
   /// and `wait` stay where they are: best in shared memory or among the kernel's parameters, as every entry needs them.
-  DEEP_EP_DEVICE PortChannel(const RdmaPeerParams& peer, const WaitContext& wait)
-      : peer_(peer),
-        pair_(peer.queue),
+  DEEP_EP_DEVICE PortChannel(const RdmaQueuePair& pair, const WaitContext& wait)
+      : pair_(pair),
         wait_(wait),
         written_(pair_.state->posted),
         rung_(written_),
@@ -53,13 +52,13 @@ class PortChannel {
   DEEP_EP_DEVICE bool put(std::uint64_t remote_offset, std::uint64_t local_offset, std::uint32_t bytes,
                           bool wanted = true) {
     return post(wanted, [&](WorkQueueEntry& entry, const EntryHeader& header) {
-      write_entry(entry, header, {remote_offset, peer_.remote_key}, {local_offset, peer_.local_key}, bytes);
+      write_entry(entry, header, {remote_offset, pair_.remote_key}, {local_offset, pair_.local_key}, bytes);
     });
   }
   /// Adds to an 8-byte word of the peer's heap (offset a multiple of 8), atomically among RDMA additions.
   DEEP_EP_DEVICE bool signal_add(std::uint64_t remote_offset, std::uint64_t add, bool wanted = true) {
     return post(wanted, [&](WorkQueueEntry& entry, const EntryHeader& header) {
-      fetch_add_entry(entry, header, {remote_offset, peer_.signal_key}, pair_.sink, add);
+      fetch_add_entry(entry, header, {remote_offset, pair_.signal_key}, pair_.sink, add);
     });
   }
   /// Makes such a word `value`, unless it is that or more. `sent`: in memory of this rank, what the word will be once
@@ -206,7 +205,6 @@ class PortChannel {
     return came && !failed;
   }
 
-  const RdmaPeerParams& peer_;
   const RdmaQueuePair& pair_;
   const WaitContext& wait_;
   std::uint64_t written_;    ///< entries filled in

@@ -36,10 +36,8 @@ DEEP_EP_DEVICE void number_selections_body(const NumberRowsParams& params, std::
         static_cast<std::int32_t>(end < numbers.metadata.num_rows ? end : numbers.metadata.num_rows);
   });
   const ReceivedTokens tokens{params};
-  // `counted` stays until all blocks have counted, this one among them.
-  const std::uint64_t call = load_relaxed<Scope::gpu>(numbers.exchange.counted) + 1;
   // All blocks run at once, and none begins after another kernel has failed.
-  const SelectionNumberer<ReceivedTokens> numberer{tokens, numbers, shared, params.wait, call};
+  const SelectionNumberer<ReceivedTokens> numberer{tokens, numbers, shared, params.wait};
   numberer.clear();
   block::sync();
   numberer.number();

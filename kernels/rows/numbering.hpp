@@ -3,7 +3,7 @@
 // warps have counted is added up; (3) the warp goes through its share again and takes numbers.
 #pragma once
 
-#include "kernels/common/tickets.hpp"
+#include "kernels/common/messages.hpp"
 #include "kernels/common/wait.hpp"
 #include "kernels/primitives/bits.hpp"
 #include "kernels/primitives/block.hpp"
@@ -65,21 +65,17 @@ struct SelectionNumberer {
   const NumberingParams& params;
   const NumberingShared& shared;  ///< source_ends say where the tokens of each source end
   const WaitContext& wait;
-  std::uint64_t call;
   const int block = block_index() - (grid_blocks() - params.blocks);
   const int columns = params.columns(Tokens::kOfAllRanks);
 
   DEEP_EP_DEVICE int num_topk() const { return params.metadata.num_topk; }
   DEEP_EP_DEVICE int column_of_expert(int local) const { return (Tokens::kOfAllRanks ? params.num_ranks : 0) + local; }
   DEEP_EP_DEVICE int column_of_source(int source) const { return params.num_ranks + params.num_experts + source; }
-  /// The warp's counters.
   DEEP_EP_DEVICE std::int32_t* own() const {
     return shared.next + (warp_index() < params.warps ? warp_index() : 0) * columns;
   }
 
   // (1)
-
-  DEEP_EP_DEVICE std::int32_t first_token(int source) const { return source == 0 ? 0 : shared.source_ends[source - 1]; }
 
   /// By a whole warp: `visit(selection)` for its share. It takes whole tokens.
   template <class Visit>
@@ -102,7 +98,7 @@ struct SelectionNumberer {
       if (selection.there) {
         while (position >= shared.source_ends[source]) ++source;
         selection.source = source;
-        selection.token = position - first_token(source);
+        selection.token = position - (source == 0 ? 0 : shared.source_ends[source - 1]);
         const std::int32_t expert = tokens.expert(selection);
         if (expert >= 0) selection.rank = expert / params.num_experts;
         if (selection.rank == params.rank) selection.local = expert - selection.rank * params.num_experts;
@@ -167,20 +163,20 @@ struct SelectionNumberer {
       const std::int32_t count = add_warps(column);
       shared.before[column] = 0;
       shared.totals[column] = alone ? count : 0;
-      if (!alone) params.exchange.counts[std::int64_t{block} * columns + column] = count;
+      if (!alone) params.counts[std::int64_t{block} * columns + column] = count;
     });
     block::sync();
     if (alone) return true;
     bool good = true;
     if (thread_index() == 0) {
-      if (last_to_arrive<Scope::gpu>(params.exchange.ticket, static_cast<std::uint32_t>(params.blocks))) {
-        store_release<Scope::gpu>(params.exchange.counted, call);
-      }
-      good = wait_signal(wait, params.exchange.counted, {params.rank, Wanted::counts, call});
+      std::uint64_t* const counted = params.counted;  // moves on when all have added, this block among them
+      const std::uint64_t call = Progress::call_of(load_relaxed<Scope::gpu>(counted)) + 1;
+      add_release<Scope::gpu>(counted, Progress::part_of_call(params.blocks, block == 0));
+      good = wait_signal(wait, counted, {params.rank, Wanted::counts, Progress::at(call)});
     }
     if (!block::all(good)) return false;
 #pragma unroll 1
-    for (int column = lane_index(); column < columns; column += kWarpSize) add_blocks(params.exchange.counts, column);
+    for (int column = lane_index(); column < columns; column += kWarpSize) add_blocks(params.counts, column);
     block::sync();
     return true;
   }

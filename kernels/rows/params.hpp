@@ -13,7 +13,6 @@
 
 namespace deep_ep {
 
-/// Metadata of received rows.
 struct RowMetadata {
   static constexpr int kColumnsBefore = 2;  ///< of the selections'
 
@@ -62,8 +61,10 @@ struct SumRowsParams {
   }
 };
 
-/// What is known of the rows of a dispatch, for the handle. Out.
-struct RowTables {
+/// Arguments of blocks that number selections. Columns of counters: with tokens of all ranks, rows for each rank; then
+/// selections of each local expert; then, with tokens of all ranks, rows of this rank from each source.
+struct NumberingParams {
+  // Out: what is known of the rows of a dispatch, for the handle.
   RowMetadata metadata;
   std::int32_t* local;           ///< [rows of metadata, num_topk]
   std::int32_t* source_ends;     ///< [num_ranks]
@@ -73,25 +74,14 @@ struct RowTables {
   std::int32_t* rows_at_owners;  ///< [num_tokens, num_topk]: with tokens of all ranks, like the next one
   std::byte* selected;           ///< like topk_idx; nullptr: not wanted
   bool expand;                   ///< the metadata says where rows of the expanded layout are
-};
 
-/// The counts of blocks that number, for each other. The words are zero before the first call, and keep what a call
-/// leaves.
-struct CountExchange {
-  std::int32_t* counts;  ///< [blocks, columns]
-  std::uint32_t* ticket;
-  std::uint64_t* counted;  ///< the last call in which all have counted
-};
-
-/// Arguments of blocks that number selections. Columns of counters: with tokens of all ranks, rows for each rank; then
-/// selections of each local expert; then, with tokens of all ranks, rows of this rank from each source.
-struct NumberingParams : RowTables {
   int rank;  ///< this one
   int num_ranks;
   int num_experts;  ///< of each rank
   int max_tokens;   ///< of each rank
   int alignment;
-  CountExchange exchange;  ///< one block needs none
+  std::int32_t* counts;    ///< [blocks, columns]: what blocks tell each other; one block needs none
+  std::uint64_t* counted;  ///< a word of Progress: the calls in which they have done so
   bool clear_tail;         ///< rows behind the last one say that they hold nothing
   int blocks;              ///< the last ones of the grid
   int warps;               ///< of each of these blocks, for which shared memory has room
@@ -110,7 +100,6 @@ struct NumberRowsParams {
   std::int64_t ends_stride;
 };
 
-/// Shared memory of a block that numbers.
 struct NumberingShared {
   std::int32_t* next;         ///< [warps, columns]: what the warp counts, then the next one that it meets
   std::int32_t* before;       ///< [columns]: what earlier blocks have counted

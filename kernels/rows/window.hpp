@@ -22,7 +22,6 @@ struct TokenWindow {
   int parts;                 ///< rows of a token number that there is room for
 
   DEEP_EP_DEVICE std::int32_t slot_of(std::int32_t token) const { return token - first_token; }
-  /// Is it a token of the pass?
   DEEP_EP_DEVICE bool holds(std::int32_t token) const { return token >= first_token && slot_of(token) < tokens; }
   /// Of `all` tokens of a rank, those in the pass.
   DEEP_EP_DEVICE std::int32_t tokens_of(std::int32_t all) const {

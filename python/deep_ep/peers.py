@@ -62,10 +62,10 @@ class NativeOwner:
         """Collective: waits for this rank's work, then for all ranks, and frees the memory. Tensors that calls returned
         stay valid.
 
-        It does not wait where a call of this buffer has failed here, or on a rank that has made another buffer since;
-        and never longer than ``DEEP_EP_TIMEOUT_S`` seconds (``TimeoutError``; over a communicator of mpi4py for as long as
-        that does). The buffer is gone in any case. ``errors.WrongUse``, an ``AssertionError``, without ``explicitly_destroy``;
-        ``UseAfterDestroy`` for a second ``destroy`` of a ``Buffer``, where other buffers do nothing."""
+        It does not wait where a call of this buffer has failed here, or on a rank that has made another buffer since.
+        It never waits longer than ``DEEP_EP_TIMEOUT_S`` seconds (``TimeoutError``; over a communicator of mpi4py for as long
+        as that does). The buffer is gone in any case. Without ``explicitly_destroy`` it raises ``errors.WrongUse``, an
+        ``AssertionError``. A second ``destroy`` of a ``Buffer`` raises ``UseAfterDestroy``; other buffers do nothing then."""
         if not self.explicitly_destroy:
             raise WrongUse("destroy() needs a buffer made with explicitly_destroy=True")
         self._finalizer.detach()

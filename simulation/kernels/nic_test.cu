@@ -37,7 +37,7 @@ class Side {
 
   DEEP_EP_DEVICE void add_entry(WorkQueueEntry& entry, const EntryHeader& header, std::uint64_t at,
                                 std::uint64_t add) const {
-    fetch_add_entry(entry, header, {base_ + at, peer_.signal_key}, peer_.queue.sink, add);
+    fetch_add_entry(entry, header, {base_ + at, peer_.signal_key}, peer_.sink, add);
   }
   /// Adds to a word of the other side, and rings.
   DEEP_EP_DEVICE bool add(std::uint64_t at, std::uint64_t value) {
@@ -67,7 +67,7 @@ class Side {
 
  private:
   const NicTestParams& params_;
-  const RdmaPeerParams& peer_;
+  const RdmaQueuePair& peer_;
   std::uint64_t base_;
   const WaitContext& wait_;
   rdma::PortChannel<WholeWarp> queue_;

@@ -78,7 +78,7 @@ DEEP_EP_HOST_DEVICE constexpr std::uint32_t word_of(std::uint64_t round, int pla
 /// One block; warps 2i and 2i + 1 send and receive over queue pairs 2i and 2i + 1.
 struct NicTestParams {
   NicTestTask task;
-  RdmaPeerParams queues[2 * nic_test::kMostPairs];
+  RdmaQueuePair queues[2 * nic_test::kMostPairs];
   std::byte* heap = nullptr;         ///< this side's; all but the outgoing messages is 0
   std::uint64_t operations = 0;      ///< enough of them
   std::uint64_t budget_ns = 0;       ///< enough time

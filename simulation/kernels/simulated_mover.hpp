@@ -105,7 +105,7 @@ class Mover {
   /// Of the pieces that have left their stages, all but the latest `left` are waited for.
   DEEP_EP_DEVICE void tell(std::uint32_t left) {
     if (lane_index() == 0) {
-      bulk::wait_pending(static_cast<int>(left));
+      bulk::wait(static_cast<int>(left));
       bulk::fence_global();
     }
     for (; told_ != pipe_.stored - left; ++told_) {

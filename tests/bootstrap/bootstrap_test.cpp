@@ -172,6 +172,17 @@ TEST(PolledBootstrap, WaitsUntilTheTransportIsDone) {
   EXPECT_EQ(FakeTransport::alive, 0);
 }
 
+TEST(PolledBootstrap, ARankThatComesAtTheDeadlineIsNotLate) {
+  struct AtTheLast : FakeTransport {
+    using FakeTransport::FakeTransport;
+    std::string awaited() {
+      if (left < 0) left = 3;
+      return format_ranks({});
+    }
+  };
+  EXPECT_NO_THROW(make_polled_bootstrap(std::make_unique<AtTheLast>(-1), 0.01)->barrier());
+}
+
 TEST(PolledBootstrap, AFailureEndsTheGroupAndLeavesTheTransport) {
   const std::function<void()> ends = [looks = 0]() mutable {
     if (++looks == 3) throw PeerLeft("the process of rank 1 has ended");

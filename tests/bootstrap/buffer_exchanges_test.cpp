@@ -119,8 +119,8 @@ TEST(BufferExchanges, AStepThatFailsOnOneRankFailsOnAllInTheirNextExchange) {
     meet_others(buffer);
     agree(buffer, "boiling water", [] {});
     if (group->rank() == 0) {
-      const std::string text =
-          message_of<InvalidArgument>([&] { agree(buffer, "boiling water", [] { throw InvalidArgument("no kettle"); }); });
+      const std::string text = message_of<InvalidArgument>(
+          [&] { agree(buffer, "boiling water", [] { throw InvalidArgument("no kettle"); }); });
       must(text == "no kettle", text);
     } else {
       agree(buffer, "boiling water", [] {});

@@ -101,6 +101,16 @@ TEST_P(OptionsTest, LowLatencyCallsNeedNoHeapBytes) {
     Buffer& buffer = rank.buffer({.heap_bytes = 0});
     require_throws<OutOfMemory>([&] { buffer.allocate_tensor(DType::uint8, {1 << 22}, rank.call().stream); },
                                 {"does not fit the heap of"}, "no room");
+    buffer.barrier(rank.call());
+    const Case one = make_case({.tokens = {9, 14}, .hidden = 64, .combine_hidden = 32});
+    // On one rank: it does not wait for the other one.
+    if (rank.rank() == 1) {
+      require_throws<InvalidArgument>([&] { buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call()); },
+                                      {"Buffer::dispatch needs a window, but the buffer's heap_bytes is 0"},
+                                      "dispatch");
+      require_throws<InvalidArgument>([&] { buffer.combine({}, rank.call()); }, {"needs a window"}, "combine");
+      require_throws<InvalidArgument>([&] { buffer.dispatch_elastic({}, rank.call()); }, {"needs a window"}, "V2");
+    }
     buffer.destroy();
   });
 }
@@ -124,8 +134,11 @@ TEST(BufferHints, SizesThatWouldWrapAreRefused) {
 
 TEST(HeapLayout, TooLittleIsRefused) {
   constexpr std::size_t kMiB = std::size_t{1} << 20;
-  EXPECT_THROW(with_environment({.heap_bytes = kMiB, .window_bytes = 2 * kMiB}, 2), InvalidArgument);
-  EXPECT_THROW(with_environment({.internode = {.heap_bytes = kMiB, .window_bytes = 2 * kMiB}}, 2), InvalidArgument);
+  require_throws<InvalidArgument>([&] { with_environment({.heap_bytes = kMiB, .window_bytes = 2 * kMiB}, 2); },
+                                  {"window_bytes is 2097152, allowed: at most heap_bytes, 1048576"}, "in a node");
+  require_throws<InvalidArgument>(
+      [&] { with_environment({.internode = {.heap_bytes = kMiB, .window_bytes = 2 * kMiB}}, 2); },
+      {"internode.window_bytes is 2097152, allowed: at most internode.heap_bytes, 1048576"}, "between nodes");
   const auto layout = [](const BufferOptions& options) {
     return BufferPlan::make(options, NodeMembership::of_consecutive(0, 8, 8)).layout;
   };

@@ -25,21 +25,21 @@ class QueuePairsExecutor final : public CountingExecutor {
         change_(std::move(change)) {}
 
   void copy(void* destination, const void* source, std::size_t bytes, StreamHandle stream) override {
-    if (noted_ || bytes != table_.size() * sizeof(RdmaPeerParams)) {
+    if (noted_ || bytes != table_.size() * sizeof(RdmaQueuePair)) {
       return CountingExecutor::copy(destination, source, bytes, stream);
     }
     std::memcpy(table_.data(), source, bytes);
     // Else it is the table of a mode that has no queue pairs.
-    noted_ = std::ranges::any_of(table_, [](const RdmaPeerParams& one) { return one.queue.ring != nullptr; });
+    noted_ = std::ranges::any_of(table_, [](const RdmaQueuePair& one) { return one.ring != nullptr; });
     if (noted_ && change_) change_(*this);
     CountingExecutor::copy(destination, table_.data(), bytes, stream);
     synchronize(stream);
   }
 
-  RdmaPeerParams& at(int channel, int peer) { return table_.at(static_cast<std::size_t>(channel * ranks_ + peer)); }
+  RdmaQueuePair& at(int channel, int peer) { return table_.at(static_cast<std::size_t>(channel * ranks_ + peer)); }
   /// How many of these operations were posted. On the CPU, when all kernels have ended.
   int posted(int channel, int peer, std::uint32_t opcode) {
-    const RdmaQueuePair& queue = at(channel, peer).queue;
+    const RdmaQueuePair& queue = at(channel, peer);
     require(queue.peer == peer && queue.state->posted < queue.depth, "the table of queue pairs");
     return static_cast<int>(std::count_if(queue.ring, queue.ring + queue.state->posted, [&](const auto& entry) {
       return (device::rdma::swap32(entry.segment[0].word[0]) & 0xff) == opcode;
@@ -48,7 +48,7 @@ class QueuePairsExecutor final : public CountingExecutor {
 
  private:
   int ranks_;
-  std::vector<RdmaPeerParams> table_;
+  std::vector<RdmaQueuePair> table_;
   Change change_;
   bool noted_ = false;
 };

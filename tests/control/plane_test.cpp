@@ -293,7 +293,7 @@ TEST(PlaneOverTcp, ACallThatDoesNotComeIsAnErrorThatNamesTheCaller) {
   for (const std::size_t rank : {0, 1}) {
     threads.emplace_back([&, rank] {
       try {
-        const Membership member(planes[rank], 1, static_cast<int>(rank), infos, words[rank].words());
+        const Membership member(planes[rank], 1, static_cast<int>(rank), infos, words[rank]);
       } catch (const SystemError& error) {
         said[rank] = error.what();
       }
@@ -335,8 +335,7 @@ void join_as_threads(const std::vector<std::shared_ptr<Plane>>& planes, const Jo
   deep_ep::expect_ranks_succeed(static_cast<int>(planes.size()), [&](const std::shared_ptr<Bootstrap>& bootstrap) {
     const int rank = bootstrap->rank();
     SharedWords words;
-    const auto membership =
-        Membership::join(planes[static_cast<std::size_t>(rank)], *bootstrap, words.words(), options);
+    const auto membership = Membership::join(planes[static_cast<std::size_t>(rank)], *bootstrap, words, options);
     body(rank, membership.get());
     bootstrap->barrier();
   });
@@ -356,7 +355,7 @@ TEST(Plane, AProcessThatEndsWhileRanksJoinIsNamed) {
     planes[ends]->stop();
     SharedWords words;
     const auto begin = std::chrono::steady_clock::now();
-    const auto join = [&] { Membership(planes[1 - ends], 1, static_cast<int>(1 - ends), infos, words.words()); };
+    const auto join = [&] { Membership(planes[1 - ends], 1, static_cast<int>(1 - ends), infos, words); };
     EXPECT_TRUE(contains(message_of<SystemError>(join), "rank " + std::to_string(ends) + " (process"));
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
     EXPECT_LT(took.count(), deep_ep::test::patience() / 2);
@@ -378,7 +377,7 @@ TEST(Membership, MasksNeedTheControlPlaneOnAllRanks) {
   deep_ep::expect_ranks_succeed(3, [&](const std::shared_ptr<Bootstrap>& bootstrap) {
     SharedWords words;
     const std::shared_ptr<Plane>& plane = planes[static_cast<std::size_t>(bootstrap->rank())];
-    const auto join = [&] { Membership::join(plane, *bootstrap, words.words(), {.masks = true}); };
+    const auto join = [&] { Membership::join(plane, *bootstrap, words, {.masks = true}); };
     EXPECT_TRUE(contains(message_of<InvalidArgument>(join), "off on rank 1"));
     bootstrap->barrier();
   });
@@ -414,7 +413,7 @@ TEST_P(PlaneTest, AForkedChildThatSleepsKeepsNothingAlive) {
     SharedWords words;
     const auto plane = std::make_shared<Plane>(test::settings());
     const std::vector<ProcessInfo> infos = all_gather_values(*bootstrap, test::info_of(*plane, rank, by_unix()));
-    const Membership member(plane, 1, rank, infos, words.words());
+    const Membership member(plane, 1, rank, infos, words);
     bootstrap->barrier();
     if (rank == kVictim) {
       const pid_t child = ::fork();

@@ -4,7 +4,6 @@
 
 #include <gtest/gtest.h>
 
-#include <array>
 #include <chrono>
 #include <deque>
 #include <functional>
@@ -29,22 +28,10 @@ inline bool eventually(const std::function<bool()>& is_so) {
 }
 
 /// The words that waits of a rank read and write.
-struct SharedWords {
+struct SharedWords : ControlWords {
   static constexpr std::size_t kRanks = 8;
-  std::uint32_t changes = 0;
-  std::uint32_t ended = 0;
-  std::array<std::uint32_t, kRanks> lost{}, beats{}, wanted{}, failed{};
-  std::array<std::uint64_t, kRanks> waits{};
+  SharedWords() : ControlWords{} {}
 
-  Words words() {
-    return {.changes = &changes,
-            .ended = &ended,
-            .lost = lost,
-            .beats = beats,
-            .waits = waits,
-            .wanted = wanted,
-            .failed = failed};
-  }
   std::uint32_t verdicts() const { return __atomic_load_n(&changes, __ATOMIC_ACQUIRE); }
   /// The rank that this one is lost for.
   int lost_for(int rank) const {
@@ -105,7 +92,7 @@ class Planes {
         try {
           buffer.members[rank] =
               std::make_unique<Membership>(planes_[static_cast<std::size_t>(planes[rank])], number,
-                                           static_cast<int>(rank), infos, buffer.words[rank].words(), options);
+                                           static_cast<int>(rank), infos, buffer.words[rank], options);
         } catch (const std::exception& error) {
           buffer.errors[rank] = error.what();
         }

@@ -422,7 +422,7 @@ TEST(WaitsOfProcesses, AStopOfTheWholeProcessIsNoWait) {
     const int rank = bootstrap->rank();
     const auto plane = std::make_shared<Plane>(test::settings());
     test::SharedWords words;
-    const Membership member(plane, 1, rank, all_gather_values(*bootstrap, plane->info(false)), words.words(),
+    const Membership member(plane, 1, rank, all_gather_values(*bootstrap, plane->info(false)), words,
                             {.timeout_s = timeout_s(), .masks = true});
     const std::vector<pid_t> pids = all_gather_values(*bootstrap, ::getpid());
     bootstrap->barrier();

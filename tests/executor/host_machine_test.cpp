@@ -103,7 +103,7 @@ TEST(HostBulk, CopiesBehindAnAcquireNeedAFenceBetween) {
       if (thread_index() != 32) return;
       bulk::store(row, shared, sizeof row);
       bulk::commit();
-      bulk::wait<0>();
+      bulk::wait(0);
     });
     const bool right = fence == by_the_acquirer || fence == by_the_copier;
     EXPECT_EQ(text.find("without bulk::fence_global") == std::string::npos, right) << fence << ": " << text;

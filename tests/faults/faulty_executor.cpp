@@ -23,10 +23,10 @@ void* FaultyExecutor::allocate_pinned(std::size_t bytes) {
   return CountingExecutor::allocate_pinned(bytes);
 }
 
-bool FaultyExecutor::break_key(RdmaPeerParams* table, int channel, int peer, StreamHandle stream) {
+bool FaultyExecutor::break_key(RdmaQueuePair* table, int channel, int peer, StreamHandle stream) {
   if (table == nullptr) return false;
-  RdmaPeerParams& params = table[channel * ranks_ + peer];
-  if (params.queue.ring == nullptr) return false;
+  RdmaQueuePair& params = table[channel * ranks_ + peer];
+  if (params.ring == nullptr) return false;
   for (std::uint32_t* key : {&params.remote_key, &params.signal_key}) {
     CountingExecutor::copy(key, &kUnknownKey, sizeof kUnknownKey, stream);
   }

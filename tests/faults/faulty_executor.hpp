@@ -61,20 +61,20 @@ class FaultyExecutor final : public test::LaunchesExecutor {
   void launch(host_machine::KernelLaunch kernel, StreamHandle stream) override {
     host_machine::enqueue(freezer->armed() ? watched(std::move(kernel), freezer) : std::move(kernel), stream);
   }
-  bool break_key(RdmaPeerParams* table, int channel, int peer, StreamHandle stream);
+  bool break_key(RdmaQueuePair* table, int channel, int peer, StreamHandle stream);
   /// Is that a table of queue pairs, and not a tensor of the same size? That of low-latency calls comes first.
   void note_table(void* to, const void* from, std::size_t bytes) {
     constexpr int kChannels = low_latency_channels(1);
     static_assert(kChannels == static_cast<int>(InternodeChannel::count));
     const int entries = kChannels * ranks_;
-    if (bytes != static_cast<std::size_t>(entries) * sizeof(RdmaPeerParams)) return;
-    const auto* pairs = static_cast<const RdmaPeerParams*>(from);
+    if (bytes != static_cast<std::size_t>(entries) * sizeof(RdmaQueuePair)) return;
+    const auto* pairs = static_cast<const RdmaQueuePair*>(from);
     for (int i = 0; i < entries; ++i) {
-      const RdmaQueuePair& pair = pairs[i].queue;
+      const RdmaQueuePair& pair = pairs[i];
       if (pair.ring != nullptr ? pair.peer != i % ranks_ : pair.peer != -1) return;
     }
-    RdmaPeerParams*& table = low_latency_ == nullptr || low_latency_ == to ? low_latency_ : internode_;
-    table = static_cast<RdmaPeerParams*>(to);
+    RdmaQueuePair*& table = low_latency_ == nullptr || low_latency_ == to ? low_latency_ : internode_;
+    table = static_cast<RdmaQueuePair*>(to);
   }
   bool fails() {
     if (failing_allocation == 1) return true;
@@ -85,8 +85,8 @@ class FaultyExecutor final : public test::LaunchesExecutor {
   const int ranks_;
   std::atomic<int> live_ = 0, streams_ = 0;
   /// Device memory: the tables of queue pairs.
-  RdmaPeerParams* low_latency_ = nullptr;
-  RdmaPeerParams* internode_ = nullptr;
+  RdmaQueuePair* low_latency_ = nullptr;
+  RdmaQueuePair* internode_ = nullptr;
 };
 
 }  // namespace deep_ep::faults

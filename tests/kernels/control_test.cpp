@@ -234,10 +234,10 @@ TEST(Control, WithMaskingRanksThatMixUpTheirCallsDoNotWaitForEver) {
 /// The peer may wait for rank 3, which waits in vain for what this rank has sent it.
 TEST(Control, AWaitFindsAFailedQueuePairToAnyRank) {
   std::array<device::rdma::CompletionEntry, 8> entries{};
-  std::array<RdmaPeerParams, 8> pairs{};
+  std::array<RdmaQueuePair, 8> pairs{};
   for (std::size_t i = 0; i < pairs.size(); ++i) {
     entries[i].tail = device::rdma::tail_word(1, device::rdma::kCompletionOk);
-    pairs[i].queue.completion = &entries[i];
+    pairs[i].completion = &entries[i];
   }
   device::rdma::CompletionEntry& of_combine = entries[static_cast<std::size_t>(LowLatencyKind::combine) * 4 + 3];
   of_combine.tail = device::rdma::tail_word(1, device::rdma::kCompletionError);

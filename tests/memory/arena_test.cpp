@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "csrc/memory/storage.hpp"
+#include "deep_ep/error.hpp"
 #include "deep_ep/executor.hpp"
 #include "tests/memory/fake_executor.hpp"
 
@@ -42,6 +43,29 @@ TEST_F(ArenaTest, WhatDoesNotFitGetsNothing) {
   EXPECT_EQ(make_arena(0)->largest_free(), 0u);
   EXPECT_FALSE(make_arena(0)->take(0, user_));
   EXPECT_FALSE(make_arena(8192)->take(~std::size_t{0}, user_)) << "rounded up, it is a request for nothing";
+}
+
+TEST_F(ArenaTest, PiecesThatAreNotHandedOutAreRefused) {
+  const auto arena = make_arena(4 * 512);
+  std::vector<std::byte*> pieces;
+  for (int i = 0; i < 4; ++i) pieces.push_back(static_cast<std::byte*>(arena->take(512, user_)));
+  const auto is_refused = [&](std::byte* piece, std::size_t bytes) {
+    EXPECT_THROW(arena->release(piece, bytes, {}), Error) << (piece - pieces[0]) << ", " << bytes;
+  };
+  is_refused(pieces[0] - 512, 512);
+  is_refused(pieces[3] + 512, 0);
+  is_refused(pieces[3], 513);
+  is_refused(pieces[0], ~std::size_t{0});
+  arena->release(pieces[1], 512, {});
+  is_refused(pieces[1], 512);
+  is_refused(pieces[0], 513);
+  arena->release(pieces[2], 512, {});
+  is_refused(pieces[2], 512);
+  arena->give_back(pieces[1], 512, user_);
+  EXPECT_EQ(arena->largest_free(), 2u * 512);
+  arena->release(pieces[0], 512, {});
+  arena->release(pieces[3], 512, {});
+  EXPECT_EQ(arena->largest_free(), 4u * 512);
 }
 
 TEST_F(ArenaTest, EventsGoToTheNextUsersOfAllPartsUntilTheHomeHasWaited) {

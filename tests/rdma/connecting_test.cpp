@@ -31,16 +31,16 @@ struct FakeEnds final : rdma::Ends {
   rdma::QueuePairAddress address(std::size_t end) const override {
     return own ? own(end) : rdma::QueuePairAddress{.queue_pair = static_cast<std::uint32_t>(by)};
   }
-  RdmaPeerParams connect(std::size_t end, const rdma::QueuePairAddress& peer) override {
+  RdmaQueuePair connect(std::size_t end, const rdma::QueuePairAddress& peer) override {
     if (connected) connected(end, peer);
-    RdmaPeerParams params;
-    params.queue.number = peer.queue_pair;
+    RdmaQueuePair params;
+    params.number = peer.queue_pair;
     return params;
   }
   rdma::QueuePairAddress landing(std::size_t end) const override { return landing_of(end); }
   void connect_landing(std::size_t end, const rdma::QueuePairAddress& peer) override { landed(end, peer); }
   NicHandler handler() const override { return by; }
-  void reach(std::size_t end, const RdmaPeerParams& params) override { reached(end, params.queue.number); }
+  void reach(std::size_t end, const RdmaQueuePair& params) override { reached(end, params.number); }
   void start() override {}
   std::string describe() const override { return std::string(name_of(by)); }
   std::optional<rdma::Failure> executor_failure() const override { return {}; }
@@ -82,7 +82,7 @@ std::vector<std::string> connect(const ConnectingCase& given) {
     const auto all = rdma::make_connected_ends(*bootstrap, std::array{options}, wanted, true, make);
     const rdma::ConnectedEnds& connected = all.front();
     if (peer < 0) return void(results[static_cast<std::size_t>(rank)] = "nobody");
-    const auto number = connected.peers[static_cast<std::size_t>(peer)].queue.number;
+    const auto number = connected.peers[static_cast<std::size_t>(peer)].number;
     results[static_cast<std::size_t>(rank)] =
         fmt::format("{} to the peer's {}", connected.ends->describe(), name_of(static_cast<NicHandler>(number)));
   });

@@ -88,7 +88,7 @@ TEST(ConnectionsOfSeveralNicsTest, ChannelsGoByThemInTurn) {
     for (int channel = 0; channel < 5; ++channel) member.exchange_rows(channel);
     std::set<std::uint32_t> numbers;  // each NIC counts its queue pairs from 1
     for (int channel = 0; channel < 5; ++channel) {
-      numbers.insert(member.connections->device_peers()[3 * channel + (bootstrap->rank() + 1) % 3].queue.number);
+      numbers.insert(member.connections->device_peers()[3 * channel + (bootstrap->rank() + 1) % 3].number);
     }
     if (numbers.size() != 3) throw std::runtime_error("queue pairs of one NIC");
     if (!contains(member.connections->describe(), "wire local and handler")) throw std::runtime_error("one NIC");
@@ -114,7 +114,7 @@ TEST_P(ConnectionsTest, FailedQueuePairsWorkAgainAfterReconnect) {
   expect_ranks_succeed(2, [](const auto& bootstrap) {
     Member member(bootstrap, executor_at(GetParam(), bootstrap->rank()));
     member.connect({.peers = {1 - bootstrap->rank()}, .depth = 64});
-    const RdmaPeerParams* table = member.connections->device_peers();
+    const RdmaQueuePair* table = member.connections->device_peers();
     member.exchange.astray = std::uint64_t{1} << 40;
     member.launch(0, 1);
     if (member.fault().kind != FaultKind::rdma_failed) throw std::runtime_error("no fault on record");

@@ -93,7 +93,7 @@ DEEP_EP_DEVICE void exchange(const ExchangeParams& p, int peer) {
 
 DEEP_EP_DEVICE void exchange_body(const ExchangeParams& p, std::byte*) {
   const int peer = block_index();
-  if (peer == p.rank || p.peers[peer].queue.depth == 0) return;
+  if (peer == p.rank || p.peers[peer].depth == 0) return;
   exchange(p, peer);
 }
 

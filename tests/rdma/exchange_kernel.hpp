@@ -24,9 +24,9 @@ struct ExchangeParams {
   ExchangeRows rows;
   int first_epoch = 1;  ///< counts over launches
   int epochs = 0;
-  std::uint64_t astray = 0;               ///< added to where rows go: beyond the peer's heap, they fail
-  const RdmaPeerParams* peers = nullptr;  ///< [num_ranks]
-  std::byte* heap = nullptr;              ///< this rank's
+  std::uint64_t astray = 0;              ///< added to where rows go: beyond the peer's heap, they fail
+  const RdmaQueuePair* peers = nullptr;  ///< [num_ranks]
+  std::byte* heap = nullptr;             ///< this rank's
   std::uint64_t* wrong_bytes = nullptr;
   WaitContext wait = {};
 

@@ -52,7 +52,7 @@ void Member::connect(rdma::ConnectionOptions options, std::optional<rdma::RdmaSe
       std::move(rdma::Connections::make(*bootstrap, executor, heap, std::array{std::move(options)}, wire).front());
 }
 
-void Member::launch(const RdmaPeerParams* peers, int epochs) {
+void Member::launch(const RdmaQueuePair* peers, int epochs) {
   exchange.peers = peers;
   exchange.epochs = epochs;
   kExchange(*executor, stream.get(), {exchange.num_ranks, 32, 0}, exchange);

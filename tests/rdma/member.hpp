@@ -33,7 +33,7 @@ struct Member {
     launch(connections->device_peers() + std::ptrdiff_t{channel} * bootstrap->size(), epochs);
   }
   /// The same over queue pairs [ranks] that kernels can read.
-  void launch(const RdmaPeerParams* peers, int epochs);
+  void launch(const RdmaQueuePair* peers, int epochs);
   const FaultRecord& fault() const { return faults[0]; }
   /// Throws unless all rows of all epochs come, intact.
   void exchange_rows(int channel, int epochs = 3);

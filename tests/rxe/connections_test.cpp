@@ -79,7 +79,7 @@ TEST(RxeConnectionsFault, WrongRemoteKey) {
     const bool wrong = bootstrap->rank() == 0;
     Member member(bootstrap, make_host_executor(), /*timeout_s=*/wrong ? long_patience() : scaled(2));
     member.connect({.peers = {1 - bootstrap->rank()}, .depth = 64}, patient_settings());
-    Shared<RdmaPeerParams> peers(*member.executor, 2);
+    Shared<RdmaQueuePair> peers(*member.executor, 2);
     peers[1 - bootstrap->rank()] = member.connections->device_peers()[1 - bootstrap->rank()];
     if (wrong) peers[1].remote_key ^= 1;
     member.launch(peers.data(), 1);

@@ -3,11 +3,27 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <type_traits>
 
 #include "deep_ep/error.hpp"
 
 namespace deep_ep {
 namespace {
+
+static_assert(!std::is_constructible_v<TensorView, ConstTensorView>, "memory that is only read stays so");
+
+TEST(TensorView, BracesAroundAViewKeepItsMemory) {
+  struct Arguments {
+    ConstTensorView x = {};
+  };
+  int memory = 0;
+  const TensorView view = TensorView::contiguous(&memory, DType::int32, {1});
+  for (const ConstTensorView& read : {ConstTensorView{view}, ConstTensorView(view), Arguments{.x = {view}}.x}) {
+    EXPECT_EQ(read.data, &memory);
+    EXPECT_EQ(read.describe(), "int32[1]");
+  }
+  EXPECT_EQ(ConstTensorView{}.data, nullptr);
+}
 
 TEST(TensorView, StridesOfSizeOneDimensionsDoNotMatter) {
   TensorView view = TensorView::contiguous(nullptr, DType::float32, {4, 1, 8});

@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -121,6 +122,7 @@ SelftestStage run_processes(Device::Kind device) {
   stage.measure([&] {
     const Place here{.port = free_master_port()};
     const UniqueFd printed(::memfd_create("printed", MFD_CLOEXEC)), errors(::memfd_create("errors", MFD_CLOEXEC));
+    if (!printed || !errors) fail<SystemError>("memfd_create: {}", errno_text(errno));
     const auto text_of = [](const UniqueFd& file) {
       return topology::SystemRoot().text(fmt::format("/proc/self/fd/{}", file.get()));
     };

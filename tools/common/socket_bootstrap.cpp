@@ -80,22 +80,25 @@ class TcpTransport {
 
   void start(std::span<const std::byte> mine) {
     mine_ = mine;
-    answers_ = false;
+    answered_ = 0;
     if (rank != 0) peers_[0].send(mine.data(), mine.size());
   }
   bool done(std::span<std::byte> all) {
-    if (rank != 0) return has_come(peers_[0], all.size()) && peers_[0].take(all);
-    const std::span<Connection> others = std::span(peers_).subspan(1);
-    if (!answers_) {
+    if (rank != 0) return has_come(peers_[0], all.size()) && peers_[0].take_bytes(all);
+    if (answered_ != 0) {
+      if (!has_come(peers_[answered_], 0)) return false;
+    } else {
       if (!late().empty()) return false;
       std::ranges::copy(mine_, all.begin());
       for (std::size_t peer = 1; peer < peers_.size(); ++peer) {
-        peers_[peer].take(all.subspan(peer * mine_.size(), mine_.size()));
+        peers_[peer].take_bytes(all.subspan(peer * mine_.size(), mine_.size()));
       }
-      for (Connection& peer : others) peer.send(all.data(), all.size());
-      answers_ = true;
     }
-    return std::ranges::all_of(others, [](Connection& peer) { return has_come(peer, 0); });
+    while (++answered_ < peers_.size()) {  // one after the other: each has a copy of what it has not taken yet
+      peers_[answered_].send(all.data(), all.size());
+      if (!has_come(peers_[answered_], 0)) return false;
+    }
+    return true;
   }
   std::string awaited() { return rank == 0 ? format_ranks(late()) : "rank 0"; }
 
@@ -115,7 +118,7 @@ class TcpTransport {
   std::vector<int> late() {
     std::vector<int> ranks;
     for (int peer = 1; peer < size; ++peer) {
-      if (!has_come(peers_[static_cast<std::size_t>(peer)], answers_ ? 0 : mine_.size())) ranks.push_back(peer);
+      if (!has_come(peers_[static_cast<std::size_t>(peer)], answered_ != 0 ? 0 : mine_.size())) ranks.push_back(peer);
     }
     return ranks;
   }
@@ -257,7 +260,7 @@ class TcpTransport {
   const Hello own_;
   std::vector<Connection> peers_;  ///< of rank 0: [rank], the first unused; of the others: rank 0
   std::span<const std::byte> mine_;
-  bool answers_ = false;  ///< rank 0 has heard all
+  std::size_t answered_ = 0;  ///< rank 0 answers this rank; 0: it has not heard all
 };
 
 }  // namespace

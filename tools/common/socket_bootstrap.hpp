@@ -33,7 +33,7 @@ inline Token job_token(std::string_view job = {}, const environment::Source& sou
 }
 
 /// Collective. Rank 0 listens on all its addresses; the others call it at `hub`, a name or address, until it answers.
-/// Other callers are logged and left out. After a call has failed, all further ones fail likewise.
+/// Other callers are logged and left out. After a call has failed, all further ones fail, too.
 /// @param timeout_s seconds for the others to come, and in each call.
 /// @param job the same on all ranks, and another one in other jobs: a caller with another token is refused.
 /// @throws TimeoutError when ranks do not come, SystemError where the network refuses or a rank went away, RankMismatch

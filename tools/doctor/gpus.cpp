@@ -121,7 +121,7 @@ void check_driver(const Patient& patient, Findings& findings) {
                         "/sys/module/nvidia/version is missing", "is the driver loaded? nvidia-smi must work"});
     return;
   }
-  // A driver that is too old for a GPU does not run it, so it is not among the GPUs.
+  // A driver that is too old for a GPU does not run it, so that GPU is not among the names.
   const int least = patient.build.cuda.empty() ? 0 : cuda::first_driver_of_cuda(major_of(patient.build.cuda));
   for (const std::string& name : names_of(patient)) {
     if (const GpuModel* model = model_of(name)) check_code(patient, name, *model, findings);

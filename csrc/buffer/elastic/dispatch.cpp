@@ -97,7 +97,7 @@ ElasticDispatchHandle make_tables(const ElasticDispatchArguments& arguments, std
   wanted.add(handle.metadata, nullptr, DType::int32, {rows, RowMetadata::kColumnsBefore + topk});
   wanted.add(handle.local_topk_idx, &numbers.local, DType::int32, {rows, topk});
   wanted.add(handle.rows_at_owners, &numbers.rows_at_owners, DType::int32, {tokens, topk});
-  wanted.add(counts, &numbers.exchange.counts, DType::int32, {numbers.blocks, numbers.columns(in_node)});
+  wanted.add(counts, &numbers.counts, DType::int32, {numbers.blocks, numbers.columns(in_node)});
   if (arguments.copy_selections) {
     wanted.add(handle.topk_idx, &numbers.selected, arguments.topk_idx.dtype, {tokens, topk});
   }
@@ -106,8 +106,7 @@ ElasticDispatchHandle make_tables(const ElasticDispatchArguments& arguments, std
   numbers.metadata = row_metadata(handle.metadata.view(), handle.source_ends.view(), arguments.x.device);
   numbers.stats = memory_of<std::int32_t>(arguments.stats);
   numbers.expand = arguments.expand;
-  numbers.exchange.ticket = &state.selections_ticket;
-  numbers.exchange.counted = &state.selections_counted;
+  numbers.counted = &state.selections_counted;
   return handle;
 }
 

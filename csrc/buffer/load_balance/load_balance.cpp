@@ -18,7 +18,7 @@ LoadBalanceParams params_of_call(const BufferCall& in, const ConstTensorView& ma
   const Runtime& runtime = in.runtime();
   check_sms(num_sms);
   LoadBalanceParams params{};
-  params.common = in.normal().common;
+  params.common = in.normal(false).common;
   const NodeMembership& nodes = runtime.nodes();
   if (nodes.num_nodes > 1) {
     const int width = nodes.ranks_of_each_node();

@@ -74,10 +74,11 @@ class LocalEnds final : public Ends, private Wire {
     return {.queue_pair = static_cast<std::uint32_t>(1 + end), .heap_key = key, .signal_key = key};
   }
 
-  RdmaPeerParams connect(std::size_t end, const QueuePairAddress& peer) override {
-    const auto queue = rings_->queue_pair(end, address(end).queue_pair, options_.peer(end), {0, kSinkKey});
+  RdmaQueuePair connect(std::size_t end, const QueuePairAddress& peer) override {
+    const auto queue = rings_->queue_pair(end, address(end).queue_pair, {0, kSinkKey}, local_key_of_rank(options_.rank),
+                                          options_.peer(end), peer);
     handler_->add(queue);
-    return {queue, local_key_of_rank(options_.rank), peer.heap_key, peer.signal_key};
+    return queue;
   }
 
   void start() override { handler_->start({}, /*for_device=*/false); }

@@ -56,19 +56,20 @@ std::size_t RingMemory::record_bytes() const {
   return options_.records_apart ? round_up(options_.count * 2 * sizeof(std::uint32_t), kPage) : 0;
 }
 
-RdmaQueuePair RingMemory::queue_pair(std::size_t i, std::uint32_t number, int peer,
-                                     device::rdma::KeyedAddress sinks) const {
-  RdmaQueuePair pair;
-  pair.ring = ring(i);
-  pair.completion = completion(i);
-  pair.doorbell = producer_index(i);
-  pair.state = states_.get() + i;
-  pair.number = number;
-  pair.depth = options_.depth;
-  pair.batch = options_.batch;
-  pair.peer = peer;
-  pair.sink = {sinks.address + sizeof(std::uint64_t) * i, sinks.key};
-  return pair;
+RdmaQueuePair RingMemory::queue_pair(std::size_t i, std::uint32_t number, device::rdma::KeyedAddress sinks,
+                                     std::uint32_t local_key, int peer, const QueuePairAddress& remote) const {
+  return {.ring = ring(i),
+          .completion = completion(i),
+          .doorbell = producer_index(i),
+          .state = states_.get() + i,
+          .number = number,
+          .depth = options_.depth,
+          .batch = options_.batch,
+          .peer = peer,
+          .sink = {sinks.address + sizeof(std::uint64_t) * i, sinks.key},
+          .local_key = local_key,
+          .remote_key = remote.heap_key,
+          .signal_key = remote.signal_key};
 }
 
 bool RingStatus::failed() const {

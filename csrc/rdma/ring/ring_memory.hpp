@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "csrc/executor/own_stream.hpp"
+#include "csrc/rdma/queue_pair_address.hpp"
 #include "kernels/rdma/params.hpp"
 
 namespace deep_ep::rdma {
@@ -74,8 +75,10 @@ class RingMemory {
   std::uint64_t* sinks() const { return sinks_.get(); }
   std::size_t sink_bytes() const { return options_.count * sizeof(std::uint64_t); }
 
-  /// What kernels need for a handler that reads producer indices. `sinks`: where the device finds the first one.
-  RdmaQueuePair queue_pair(std::size_t i, std::uint32_t number, int peer, device::rdma::KeyedAddress sinks) const;
+  /// What kernels need to reach `remote` of rank `peer`, for a handler that reads producer indices. `sinks`: where the
+  /// device finds the first one.
+  RdmaQueuePair queue_pair(std::size_t i, std::uint32_t number, device::rdma::KeyedAddress sinks,
+                           std::uint32_t local_key, int peer, const QueuePairAddress& remote) const;
 
   /// Does the host reach the rings, or only their device?
   bool host_reads() const;

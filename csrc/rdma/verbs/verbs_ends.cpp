@@ -78,20 +78,20 @@ class VerbsEnds final : public NicEnds, public Wire {
 
   QueuePairAddress address(std::size_t end) const override { return nic_.heap.at(queues_[end].pair.address()); }
 
-  RdmaPeerParams connect(std::size_t end, const QueuePairAddress& peer) override {
+  RdmaQueuePair connect(std::size_t end, const QueuePairAddress& peer) override {
     queues_[end].pair.connect(peer, options_.hasty);
-    const RdmaPeerParams params = params_of(end, queues_[end].pair.number(), peer);
-    handler_.add(params.queue);
+    const RdmaQueuePair params = params_of(end, queues_[end].pair.number(), peer);
+    handler_.add(params);
     return params;
   }
 
   /// 0 is added to the first word of the peer's heap.
-  void reach(std::size_t end, const RdmaPeerParams& params) override {
+  void reach(std::size_t end, const RdmaQueuePair& params) override {
     const Operation operation{.opcode = device::rdma::kOpcodeFetchAdd,
-                              .queue_pair = params.queue.number,
+                              .queue_pair = params.number,
                               .signalled = true,
                               .length = sizeof(std::uint64_t),
-                              .local = params.queue.sink,
+                              .local = params.sink,
                               .remote = {0, params.signal_key}};
     post(end, {&operation, 1});
     const Deadline deadline(5);

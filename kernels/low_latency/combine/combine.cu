@@ -50,7 +50,6 @@ template <class Call, bool kWeighted>
 struct CombinePusher : RowPusher {
   static constexpr int kTogether = 8;  ///< loads of a thread that are under way at once
 
-  /// All rows in turn.
   DEEP_EP_DEVICE void push_all(const Call& call) const {
     // By rails rows go to other ranks than those that announce that they want them.
     const int width = params.common.rail_width;
@@ -282,7 +281,7 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   // are acknowledged when all is done.
   shared.prepare(params);
   block::sync();
-  const LowLatencyEpochs epochs = shared.words->epochs;
+  const CallWords::Epochs epochs = shared.words->epochs;
   const std::uint32_t& meaning = shared.words->meaning;
   const Call sending(params, epochs.send, meaning), receiving(params, epochs.receive, meaning);
   LowLatencyCounters& counters = common.counters(LowLatencyKind::combine);

@@ -49,7 +49,6 @@ struct Selection {
   float weight = 0.0f;
   bool known = true;  ///< see CombineCall::load_announced()
 
-  /// Of this rank's token.
   DEEP_EP_DEVICE static Selection load(const LowLatencyCombineParams& params, int token, int k) {
     const std::int64_t at = std::int64_t{token} * params.num_topk + k;
     return {params.topk_idx.load_words(at), load_stream(params.topk_weights + at)};
@@ -139,7 +138,7 @@ struct CombineShared {
 
   Words* words;
   std::uint64_t* acknowledged;  ///< [ranks], sending: what each rank had acknowledged when the block began
-  RdmaPeerParams* posters;      ///< in blocks that post, instead of the rest: of each warp
+  RdmaQueuePair* posters;       ///< in blocks that post, instead of the rest: of each warp
   std::uint32_t* pushed;  ///< of rows that signals hold up, group by group: a bit for each selection that has left
   std::size_t bytes;
 
@@ -147,7 +146,7 @@ struct CombineShared {
   DEEP_EP_HOST_DEVICE CombineShared(Carver carver, int num_ranks, int poster_warps, int rows) {
     words = carver.take<Words>();
     acknowledged = carver.take<std::uint64_t>(static_cast<std::size_t>(num_ranks));
-    posters = carver.take<RdmaPeerParams>(static_cast<std::size_t>(poster_warps), kLine);
+    posters = carver.take<RdmaQueuePair>(static_cast<std::size_t>(poster_warps), kLine);
     pushed = carver.take<std::uint32_t>(static_cast<std::size_t>(rows), kLine);
     bytes = carver.bytes();
   }
@@ -236,7 +235,6 @@ struct RowPusher {
   /// Block by block rather than group by group: with few rows every SM has some.
   DEEP_EP_DEVICE int first_item() const { return group * params.common.working_blocks + block_index(); }
 
-  /// The most rows that this lane's sources have.
   DEEP_EP_DEVICE std::int32_t most_rows() const {
     const int ranks = params.common.num_ranks;
     std::int32_t most =

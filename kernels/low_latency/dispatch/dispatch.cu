@@ -88,7 +88,7 @@ DEEP_EP_DEVICE void post_dispatch(DispatchSender<true>& sender) {
   if (sending) sender.clear_counts();
   prepare(params, sender.shared);
   block::sync();
-  const LowLatencyEpochs epochs = sender.shared.words->epochs;
+  const CallWords::Epochs epochs = sender.shared.words->epochs;
   if (is_middle_thread()) params.common.counters(LowLatencyKind::dispatch).add_share(params.phase);
   if (sending) sender.count(0, params.num_tokens, sender.call().uses_rails());
   block::sync();

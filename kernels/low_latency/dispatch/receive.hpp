@@ -76,7 +76,10 @@ struct DispatchReceiver {
   /// Waits for one cell of `source`'s counts and puts it into shared memory.
   DEEP_EP_DEVICE void learn(int source, int cell) const {
     const LowLatencyParams& common = params.common;
-    if (left_out(source)) return;
+    if (left_out(source)) {  // by the send part, which may have given up all
+      if (aborted(common.wait)) store_relaxed<Scope::block>(&shared.words->failed, 1);
+      return;
+    }
     const Cell* const counts = common.window.counts.at(epoch, source, cell).in(common.local);
     std::uint64_t payload = 0;
     const bool costs = measures && cell == 0 && params.wait_cost != nullptr;
@@ -280,7 +283,6 @@ struct DispatchReceiver {
     }
   }
 
-  /// Stores the payload of the lines at each of the places.
   DEEP_EP_DEVICE void store_payload(const Lines& lines, std::int32_t position, std::uint32_t places) const {
     const std::uint32_t first = lines.first - row.head_lines();
     const int first_vector = LineLane().vector(first), step = LineLane::vectors(lines.step);
@@ -373,7 +375,6 @@ struct DispatchReceiver {
     return leads ? call().row(source, at).in(shared.heaps[rank]) : nullptr;
   }
 
-  /// The number of the expert among those of this rank, if it is one of them.
   DEEP_EP_DEVICE int local_expert(std::uint32_t selection) const {
     return static_cast<int>(selection & 0xffffu) - params.common.rank * params.num_local_experts;
   }

@@ -27,8 +27,8 @@ struct DispatchShared {
   /// [ranks], behind `entries`, by rails. Receiving: rows of each source that this rank hands on. In blocks that post:
   /// tokens counted so far that go to each node.
   std::uint32_t* relayed;
-  std::byte* stage;         ///< the row to send, without tags
-  RdmaPeerParams* posters;  ///< in blocks that post, instead of the stage: of each warp
+  std::byte* stage;        ///< the row to send, without tags
+  RdmaQueuePair* posters;  ///< in blocks that post, instead of the stage: of each warp
   std::size_t bytes;
 
   /// `stage_bytes`: 0 where nothing is sent. `poster_warps`: 0 where nothing is posted.
@@ -43,7 +43,7 @@ struct DispatchShared {
     rows = carver.take<std::uint32_t>(ranks);
     entries = carver.take<std::uint32_t>(static_cast<std::size_t>(num_experts));
     relayed = carver.take<std::uint32_t>(ranks);
-    posters = carver.take<RdmaPeerParams>(static_cast<std::size_t>(poster_warps), kLine);
+    posters = carver.take<RdmaQueuePair>(static_cast<std::size_t>(poster_warps), kLine);
     stage = carver.take<std::byte>(stage_bytes, kLine);
     bytes = carver.bytes();
   }
@@ -205,7 +205,6 @@ struct DispatchSender {
     return reinterpret_cast<T*>(shared.stage + row.payload_at());
   }
 
-  /// Writes it into the stage as it will travel.
   DEEP_EP_DEVICE void write_row() const {
     Vec16 now = vector;
     // Whole warps stay in the loop: lanes compare their channels.
@@ -250,8 +249,6 @@ struct DispatchSender {
     payload<std::uint32_t>()[at] = codes;
     if (at % kLanes == 0) shared.stage[row.scales_at() + at / kLanes] = static_cast<std::byte>(scale.e4m3);
   }
-
-  // ---- Its way ----
 
   /// The last warp decides where rows go: it seldom has any channels of the row to write.
   DEEP_EP_DEVICE static bool decides() { return warp_index() == block_warps() - 1; }
@@ -303,7 +300,6 @@ struct DispatchSender {
     if (row.weighted) header[row.second_word(lane)] = bits_of(own_weight);
   }
 
-  /// This lane's part of a line of the row.
   DEEP_EP_DEVICE LinePart part(std::uint32_t line) const {
     if (line < row.head_lines()) return tagged_part(shared.stage, line, epoch());
     line -= row.head_lines();

@@ -228,9 +228,10 @@ class EPBuffer(ElasticBuffer, BufferBase):
         num_sms: int = 0,
         previous_event: AnyEvent = None,
     ) -> EventOverlap:
-        """Collective in each NVLink domain: adds the gradients of replicas, ``[C, n]`` float32, slots as of
-        ``lb_prefetch_weights``, which are only read, to those of their experts, ``[L, n]`` float32, by ascending rank and slot.
-        Behind the event all ranks' sums are made, and no slot is read any more; else all is as for ``lb_prefetch_weights``."""
+        """Collective in each NVLink domain: adds the gradients of replicas, ``[C, n]`` float32, to those of their experts,
+        ``[L, n]`` float32, by ascending rank and slot. The replicas' gradients lie in slots as of ``lb_prefetch_weights``;
+        the call only reads them. Behind the event all ranks' sums are made, and no rank reads a slot any more. All else is
+        as for ``lb_prefetch_weights``."""
         call = self._native.reduce_grads
         return self._load_balance(call, redundant_expert_grads, expert_grads, redundancy_mapping, num_sms, previous_event)
 

@@ -40,7 +40,7 @@ inline ElasticSide make_elastic_side(const ElasticCase& whole, int rank) {
       if (slot >= 0 && random.chance(0.2)) slot = random.chance(0.5) ? -1 : INT32_MAX;
     }
     const int most = most_tokens(whole.one);
-    side.own_origins = {-1, ranks * most};
+    side.own_origins = {-1, INT32_MAX, ranks * most};
     // As of tokens that there are, no two ranks have the same selection.
     if (rank < topk) side.own_origins.push_back(ranks * most - 1);
     for (std::size_t i = 0; i < side.own_origins.size(); ++i) {

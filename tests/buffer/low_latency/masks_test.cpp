@@ -44,6 +44,7 @@ TEST_P(LowLatencyMasksTest, MaskedByHand) {
       const auto result = buffer.low_latency_combine(upload_combine(rank, combined, handle), rank.call());
       check_low_latency_combine(rank, combined, expected.expected(), result.combined_x.view());
     };
+    for (int i = 0; i < 2; ++i) combine_and_check(combined);  // leaves rows in both halves of the window
     require_same({0, 0, 0, 0}, query_masks(rank, buffer), "nobody is masked");
     std::vector<std::int32_t> expected(4, 0);
     for (int other = 0; other < 4; ++other) {

@@ -22,7 +22,7 @@ void* const kSomewhere = reinterpret_cast<void*>(std::uintptr_t{4096});  // no k
 
 /// 8 ranks. `rdma`: that half of them are reached that way.
 LowLatencySetup low_latency_setup(bool rdma = false) {
-  static const RdmaPeerParams kPeers{};
+  static const RdmaQueuePair kPeers{};
   LowLatencySetup setup;
   setup.device = {Device::Kind::cuda, 0};
   setup.policy = {.multiprocessors = 132, .max_shared_bytes = std::size_t{227} << 10};
@@ -103,7 +103,7 @@ TEST(LowLatencyPlan, TheHintSaysHowManyTokensFit) {
   EXPECT_EQ(
       message_of<InvalidArgument>([&] { hint(128); }),
       "max_tokens is 128, allowed: at most 116 for 1024 ranks and hidden 7168, as a rank has room for the rows of "
-      "each of them: low_latency.bytes would be more than 8.00 GiB");
+      "each of them: low_latency.bytes would be more than 7.00 GiB");
   EXPECT_LE(hint(116), defaults::kMostLowLatencyBytes);
   EXPECT_THROW(hint(117), InvalidArgument);
 }

@@ -94,7 +94,7 @@ TEST_P(LowLatencyScratchTest, CleaningWaitsForSelectionsThatNobodyWaitsFor) {
     options.low_latency.lanes = 1;
     std::optional<HeldDoorbell> held;
     const auto hold = [&](QueuePairsExecutor& pairs) {
-      if (rank.rank() == 0) held.emplace(pairs.at(channel_of(LowLatencyKind::combine, 0), 1).queue);
+      if (rank.rank() == 0) held.emplace(pairs.at(channel_of(LowLatencyKind::combine, 0), 1));
     };
     Buffer buffer(rank.bootstrap(),
                   std::make_shared<QueuePairsExecutor>(rank.executor(), 2, low_latency_channels(1), hold), options);

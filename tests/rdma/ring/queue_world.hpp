@@ -78,7 +78,7 @@ class QueueWorld {
   void run(Body&& body) {
     Simulation simulation([this](bool waited_for) { work(waited_for); });
     std::vector<std::unique_ptr<Peer>> peers;
-    for (const RdmaPeerParams& params : params_) peers.push_back(std::make_unique<Peer>(params, context_));
+    for (const RdmaQueuePair& params : params_) peers.push_back(std::make_unique<Peer>(params, context_));
     body(peers);
     for (auto& peer : peers) peer->close();
   }
@@ -88,7 +88,7 @@ class QueueWorld {
     for (int i = 0; i < steps; ++i) work(true);
   }
 
-  RdmaPeerParams& params(std::size_t queue_pair) { return params_[queue_pair]; }
+  RdmaQueuePair& params(std::size_t queue_pair) { return params_[queue_pair]; }
   rdma::RingMemory& rings() { return rings_; }
   AdversarialWire& wire() { return wire_; }
   SoftwareNic& nic() { return nic_; }
@@ -116,20 +116,21 @@ class QueueWorld {
 
   void add_queue_pair(std::size_t i) {
     const std::uint64_t sinks = kHeapBytes - 8 * rings_.options().count;
-    RdmaPeerParams peer{rings_.queue_pair(i, number(i), kPeer, {sinks, kLocalKey}), kLocalKey, kRemoteKey, kSignalKey};
-    handler_.add(peer.queue);
+    RdmaQueuePair peer = rings_.queue_pair(i, number(i), {sinks, kLocalKey}, kLocalKey, kPeer,
+                                           {.heap_key = kRemoteKey, .signal_key = kSignalKey});
+    handler_.add(peer);
     wire_.add_queue_pair(number(i));
     if (options_.behind != Behind::cpu_handler) {
-      RdmaQueuePair of_device = peer.queue;
+      RdmaQueuePair of_device = peer;
       of_device.doorbell = &doorbells_[i].word;
       of_device.doorbell_record = &doorbells_[i].record;
       *of_device.doorbell_record = device::rdma::record_word(options_.first_index);
       nic_.add(of_device);
       if (ringer_) {
-        peer.queue.doorbell = &doorbells_[i].published;
-        ringer_->add(peer.queue, &doorbells_[i].record, &doorbells_[i].word);
+        peer.doorbell = &doorbells_[i].published;
+        ringer_->add(peer, &doorbells_[i].record, &doorbells_[i].word);
       } else {
-        peer.queue = of_device;
+        peer = of_device;
       }
     }
     params_.push_back(peer);
@@ -157,7 +158,7 @@ class QueueWorld {
   WaitContext context_;
   bool slow_ = false;
   bool away_ = false;
-  std::vector<RdmaPeerParams> params_;
+  std::vector<RdmaQueuePair> params_;
 };
 
 }  // namespace deep_ep::test

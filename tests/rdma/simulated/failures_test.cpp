@@ -40,7 +40,7 @@ class HandWritten : public testing::TestWithParam<Player> {
   }
   ~HandWritten() override { ends_.reset(); }
 
-  const RdmaQueuePair& pair(std::size_t end = 0) const { return peers_[end].queue; }
+  const RdmaQueuePair& pair(std::size_t end = 0) const { return peers_[end]; }
   bool has_record() const { return pair().doorbell_record != nullptr; }  ///< else the handler `cpu` plays
   std::uint64_t* words() const { return reinterpret_cast<std::uint64_t*>(heap_->local()); }
 
@@ -112,7 +112,7 @@ class HandWritten : public testing::TestWithParam<Player> {
   std::shared_ptr<Executor> executor_ = make_host_executor();
   std::shared_ptr<SymmetricHeap> heap_;
   std::unique_ptr<rdma::Ends> ends_;
-  std::vector<RdmaPeerParams> peers_;
+  std::vector<RdmaQueuePair> peers_;
   std::uint64_t posted_[2] = {};
 };
 

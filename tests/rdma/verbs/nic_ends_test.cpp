@@ -43,18 +43,18 @@ class NicEndsTest : public test::NicFixture {
     }
     return contains(said, text);
   }
-  const RdmaPeerParams& peer(int channel) const { return table_[static_cast<std::size_t>(channel)]; }
+  const RdmaQueuePair& peer(int channel) const { return table_[static_cast<std::size_t>(channel)]; }
   /// What all handlers give.
   void expect_params(int channel, std::uint32_t first_number) const {
-    const RdmaPeerParams& params = peer(channel);
-    EXPECT_EQ(params.queue.number, first_number + static_cast<std::uint32_t>(channel));
-    EXPECT_EQ(params.queue.depth, kDepth);
-    EXPECT_EQ(params.queue.batch, 64u);
-    EXPECT_EQ(params.queue.peer, 1);
+    const RdmaQueuePair& params = peer(channel);
+    EXPECT_EQ(params.number, first_number + static_cast<std::uint32_t>(channel));
+    EXPECT_EQ(params.depth, kDepth);
+    EXPECT_EQ(params.batch, 64u);
+    EXPECT_EQ(params.peer, 1);
     EXPECT_EQ(params.local_key, 0x100u);
     EXPECT_EQ(params.remote_key, 0x200u);
     EXPECT_EQ(params.signal_key, 0x200u);
-    EXPECT_EQ(params.queue.sink.key, 0x101u);
+    EXPECT_EQ(params.sink.key, 0x101u);
   }
   const FakeVerbs::Registered& registered(std::size_t i) const { return fake_.registered.at(i); }
 };
@@ -73,9 +73,9 @@ TEST_F(NicEndsTest, HandlerCpu) {
   EXPECT_EQ(registered(0).access, kStrict);
   EXPECT_EQ(registered(1).bytes, kChannels * sizeof(std::uint64_t));
   for (int channel = 0; channel < kChannels; ++channel) {
-    EXPECT_EQ(peer(channel).queue.doorbell_record, nullptr);
+    EXPECT_EQ(peer(channel).doorbell_record, nullptr);
     expect_params(channel, 0x11);
-    EXPECT_EQ(peer(channel).queue.sink.address, registered(1).first_address + 8 * static_cast<std::uint64_t>(channel));
+    EXPECT_EQ(peer(channel).sink.address, registered(1).first_address + 8 * static_cast<std::uint64_t>(channel));
   }
   // Each is connected to the one of the same channel, whose number is the same in the mirror.
   std::vector<std::uint32_t> connected_to;
@@ -107,24 +107,24 @@ TEST_F(NicEndsTest, HandlerGpuWithRingsInGpuMemory) {
   EXPECT_EQ(ends_->describe(), "handler gpu, rings in dma-buf, NIC fake_0:1, heap registered as dma-buf");
   const auto layout = RingLayout::of(kDepth, devx::kRingAlignment);
   for (int channel = 0; channel < kChannels; ++channel) {
-    const RdmaPeerParams& params = peer(channel);
-    const auto base = reinterpret_cast<std::uintptr_t>(params.queue.ring);
+    const RdmaQueuePair& params = peer(channel);
+    const auto base = reinterpret_cast<std::uintptr_t>(params.ring);
     EXPECT_EQ(base % 65536, 0u);
-    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(params.queue.completion), base + layout.completion);
-    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(params.queue.doorbell_record), base + layout.doorbell + 4);
-    EXPECT_EQ(static_cast<void*>(params.queue.doorbell), test::registers + test::kMachinePage + test::kRegister);
-    EXPECT_NE(params.queue.doorbell_record, nullptr);
-    EXPECT_FALSE(params.queue.system_scope);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(params.completion), base + layout.completion);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(params.doorbell_record), base + layout.doorbell + 4);
+    EXPECT_EQ(static_cast<void*>(params.doorbell), test::registers + test::kMachinePage + test::kRegister);
+    EXPECT_NE(params.doorbell_record, nullptr);
+    EXPECT_FALSE(params.system_scope);
     expect_params(channel, 0x1234);
     // As the first kernel must find it.
-    EXPECT_EQ(device::rdma::tail_opcode(params.queue.completion->tail), device::rdma::kCompletionNotYetWritten);
-    EXPECT_EQ(*params.queue.doorbell_record, 0u);
-    EXPECT_EQ(params.queue.state->posted, 0u);
-    EXPECT_EQ(params.queue.state->completed, 0u);
-    EXPECT_EQ(params.queue.state->failure, 0u);
+    EXPECT_EQ(device::rdma::tail_opcode(params.completion->tail), device::rdma::kCompletionNotYetWritten);
+    EXPECT_EQ(*params.doorbell_record, 0u);
+    EXPECT_EQ(params.state->posted, 0u);
+    EXPECT_EQ(params.state->completed, 0u);
+    EXPECT_EQ(params.state->failure, 0u);
   }
-  EXPECT_NE(peer(0).queue.ring, peer(1).queue.ring);
-  EXPECT_NE(peer(0).queue.state, peer(1).queue.state);
+  EXPECT_NE(peer(0).ring, peer(1).ring);
+  EXPECT_NE(peer(0).state, peer(1).state);
   // Of each: reset to initialised, to ready to receive with the number of the other end, to ready to send.
   EXPECT_EQ(commands(0x502).size(), 2u);
   const auto to_receive = commands(0x503);
@@ -149,8 +149,8 @@ TEST_F(NicEndsTest, ManyQueuePairsShareWhatTheyCan) {
 TEST_F(NicEndsTest, IdleWhenTheLastEntryIsCompleteOrHasFailed) {
   make();
   EXPECT_TRUE(ends_->idle());
-  RdmaQueueState& state = *peer(1).queue.state;
-  auto& tail = const_cast<device::rdma::CompletionEntry*>(peer(1).queue.completion)->tail;
+  RdmaQueueState& state = *peer(1).state;
+  auto& tail = const_cast<device::rdma::CompletionEntry*>(peer(1).completion)->tail;
   state.posted = 5;
   EXPECT_FALSE(ends_->idle());
   tail = device::rdma::tail_word(3, device::rdma::kCompletionOk);
@@ -177,11 +177,11 @@ TEST_F(NicEndsTest, RingsInHostMemoryWhereTheDeviceCannotUseTheGpus) {
   EXPECT_TRUE(warned(testing::internal::GetCapturedStderr(),
                      "rings lie in host memory, which makes every message slower, because: RDMA device fake_0"));
   EXPECT_EQ(ends_->describe(), "handler gpu, rings in host memory, NIC fake_0:1, heap registered as dma-buf");
-  EXPECT_TRUE(peer(0).queue.system_scope);
+  EXPECT_TRUE(peer(0).system_scope);
   // There the host sees what fails.
-  auto* completion = const_cast<device::rdma::CompletionEntry*>(peer(1).queue.completion);
+  auto* completion = const_cast<device::rdma::CompletionEntry*>(peer(1).completion);
   completion->syndrome = 0x15;
-  completion->opcode_number = device::rdma::swap32(device::rdma::kOpcodeWrite << 24 | peer(1).queue.number);
+  completion->opcode_number = device::rdma::swap32(device::rdma::kOpcodeWrite << 24 | peer(1).number);
   completion->tail = device::rdma::tail_word(7, device::rdma::kCompletionError);
   const std::optional<Failure> failure = ends_->failure();
   ASSERT_TRUE(failure.has_value());
@@ -201,7 +201,7 @@ TEST_F(NicEndsTest, HandlerDoorbell) {
   __atomic_store_n(reg, 0, __ATOMIC_RELAXED);
   // As a kernel does it. Queue pairs of this fake device share a register.
   for (int channel = 0; channel < kChannels; ++channel) {
-    const RdmaQueuePair& pair = peer(channel).queue;
+    const RdmaQueuePair& pair = peer(channel);
     EXPECT_FALSE(pair.system_scope);
     EXPECT_EQ(pair.doorbell_record, nullptr) << "it is the thread's, see Ringer";
     __atomic_store_n(pair.doorbell, 70000, __ATOMIC_RELEASE);
@@ -229,8 +229,8 @@ TEST_F(NicEndsTest, HealthSaysWhatTheDeviceHasDoneWithAllThatWasPosted) {
   make();
   EXPECT_FALSE(ends_->failure().has_value());
   EXPECT_EQ(ends_->health(), "all that was posted has arrived");
-  RdmaQueueState& state = *peer(0).queue.state;
-  auto& completion = const_cast<device::rdma::CompletionEntry&>(*peer(0).queue.completion);
+  RdmaQueueState& state = *peer(0).state;
+  auto& completion = const_cast<device::rdma::CompletionEntry&>(*peer(0).completion);
   state.posted = 10;
   fake_.told = 9;
   fake_.fetched = 7;
@@ -239,7 +239,7 @@ TEST_F(NicEndsTest, HealthSaysWhatTheDeviceHasDoneWithAllThatWasPosted) {
   completion.tail = device::rdma::tail_word(9, device::rdma::kCompletionOk);
   EXPECT_EQ(ends_->health(), "all that was posted has arrived");
   completion.syndrome = 0x15;
-  completion.opcode_number = device::rdma::swap32(device::rdma::kOpcodeWrite << 24 | peer(0).queue.number);
+  completion.opcode_number = device::rdma::swap32(device::rdma::kOpcodeWrite << 24 | peer(0).number);
   completion.tail = device::rdma::tail_word(7, device::rdma::kCompletionError);
   EXPECT_TRUE(contains(ends_->health(), "RDMA write to rank 1 over fake_0:1 failed (queue pair 0x1234, entry 7)"));
   fake_.queue_pair_state = 6;
@@ -312,7 +312,7 @@ TEST_F(NicEndsTest, TheDevicesQueuesMayBeSmallerThanTheRings) {
   handler_ = NicHandler::cpu;
   fake_.attributes.max_cqe = 80;
   make();
-  EXPECT_EQ(peer(0).queue.depth, kDepth);
+  EXPECT_EQ(peer(0).depth, kDepth);
   ends_.reset();
   fake_.attributes.max_cqe = 20;
   EXPECT_EQ(refusal(),
@@ -329,8 +329,8 @@ TEST_F(NicEndsTest, OnePageOfRegistersIsMappedForAllEndsWhateverItsSize) {
   std::vector<std::unique_ptr<Ends>> sets;
   for (int set = 0; set < 2; ++set) {
     sets.push_back(make_nic_ends(NicHandler::gpu, nic, executor_, {.peers = {1}, .depth = kDepth}));
-    const RdmaPeerParams params = sets.back()->connect(0, sets.back()->address(0));
-    EXPECT_EQ(static_cast<void*>(params.queue.doorbell), test::registers + 0x1800 + test::kMachinePage);
+    const RdmaQueuePair params = sets.back()->connect(0, sets.back()->address(0));
+    EXPECT_EQ(static_cast<void*>(params.doorbell), test::registers + 0x1800 + test::kMachinePage);
   }
   sets.erase(sets.begin());
   EXPECT_EQ(mapped_, std::set<void*>{test::registers});

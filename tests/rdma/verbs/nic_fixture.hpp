@@ -76,7 +76,7 @@ class NicFixture : public testing::Test {
   NicHandler handler_ = NicHandler::gpu;
   std::string refusal_of_pages_;  ///< why no page may be mapped; empty: all may
   std::set<void*> mapped_;        ///< pages
-  std::vector<RdmaPeerParams> table_;
+  std::vector<RdmaQueuePair> table_;
   std::unique_ptr<Ends> ends_;
 };
 

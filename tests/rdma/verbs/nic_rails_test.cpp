@@ -45,7 +45,7 @@ TEST_F(NicRailsTest, APathIsTriedByAnAdditionOfNothing) {
   EXPECT_EQ(request.wr.atomic.rkey, table_.at(1).signal_key);
   EXPECT_EQ(request.wr.atomic.remote_addr, 0u);
   EXPECT_EQ(request.wr.atomic.compare_add, 0u);
-  EXPECT_EQ(fake_.posted[0].piece.addr, table_.at(1).queue.sink.address);
+  EXPECT_EQ(fake_.posted[0].piece.addr, table_.at(1).sink.address);
 }
 
 TEST_F(NicRailsTest, WhatAPathLacksIsSaid) {

@@ -34,7 +34,7 @@ class LogTaker {
           constexpr const char* kNames[] = {"trace", "debug", "info", "warn", "error"};
           lines->all.push_back(fmt::format("{}: {}", kNames[static_cast<std::size_t>(level)], line));
         },
-        LogLevel::debug);
+        log::enabled(LogLevel::trace) ? LogLevel::trace : LogLevel::debug);
   }
   ~LogTaker() { set_log_sink({}); }
 

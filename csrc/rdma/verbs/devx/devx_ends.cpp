@@ -39,10 +39,9 @@ class DevxEnds final : public NicEnds {
 
   QueuePairAddress address(std::size_t end) const override { return nic_.heap.at(pairs_[end].address()); }
 
-  RdmaPeerParams connect(std::size_t end, const QueuePairAddress& peer) override {
+  RdmaQueuePair connect(std::size_t end, const QueuePairAddress& peer) override {
     pairs_[end].connect(peer);
-    RdmaPeerParams params = params_of(end, pairs_[end].number(), peer);
-    RdmaQueuePair& queue = params.queue;
+    RdmaQueuePair queue = params_of(end, pairs_[end].number(), peer);
     if (ringer_) {
       ringer_->add(queue, rings_->doorbell_record(end), static_cast<std::uint64_t*>(nic_.devx->doorbell->reg_addr));
     } else {
@@ -51,7 +50,7 @@ class DevxEnds final : public NicEnds {
     }
     // In the GPU's own memory all that the device reads is served by this GPU, see PortChannel.
     queue.system_scope = !rings_->options().on_gpu;
-    return params;
+    return queue;
   }
 
   NicHandler handler() const override { return ringer_ ? NicHandler::doorbell : NicHandler::gpu; }

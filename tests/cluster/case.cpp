@@ -41,7 +41,7 @@ oracle::DispatchInput make_input(const Shape& shape, const oracle::Selection& se
 
 oracle::CombineInput make_returned(const Shape& shape, std::int64_t rows, std::uint64_t rank) {
   oracle::CombineInput input;
-  input.x = random_bf16(rows * shape.combine_hidden, oracle::derive_seed(shape.seed, kReturned + rank));
+  input.x = random_terms(rows * shape.combine_hidden, oracle::derive_seed(shape.seed, kReturned + rank));
   if (shape.with_topk && shape.combine_weights) {
     oracle::Random random(oracle::derive_seed(shape.seed, kWeights + rank));
     for (std::int64_t i = 0; i < rows * shape.topk; ++i) {
@@ -49,8 +49,8 @@ oracle::CombineInput make_returned(const Shape& shape, std::int64_t rows, std::u
     }
   }
   const std::int64_t elements = shape.tokens[rank] * shape.combine_hidden;
-  if (shape.bias_0) input.bias_0 = random_bf16(elements, oracle::derive_seed(shape.seed, kBias0 + rank));
-  if (shape.bias_1) input.bias_1 = random_bf16(elements, oracle::derive_seed(shape.seed, kBias1 + rank));
+  if (shape.bias_0) input.bias_0 = random_terms(elements, oracle::derive_seed(shape.seed, kBias0 + rank));
+  if (shape.bias_1) input.bias_1 = random_terms(elements, oracle::derive_seed(shape.seed, kBias1 + rank));
   return input;
 }
 
@@ -156,10 +156,20 @@ std::vector<std::int64_t> equal_tokens(int ranks, std::int64_t tokens) {
 std::vector<std::uint16_t> random_bf16(std::int64_t elements, std::uint64_t seed) {
   oracle::Random random(seed);
   std::vector<std::uint16_t> result(static_cast<std::size_t>(elements));
-  // Magnitudes spread over several powers of two, so that additions lose bits and their order shows.
   for (auto& one : result) {
     const double value = (random.unit() * 2 - 1) * static_cast<double>(std::int64_t{1} << random.below(6));
     one = oracle::bf16_bits(static_cast<float>(value));
+  }
+  return result;
+}
+
+std::vector<std::uint16_t> random_terms(std::int64_t elements, std::uint64_t seed) {
+  oracle::Random random(seed);
+  std::vector<std::uint16_t> result(static_cast<std::size_t>(elements));
+  for (auto& one : result) {
+    const float size = random.chance(0.5) ? 0x1p24f : 4.0f;
+    one = oracle::bf16_bits(random.chance(1.0 / 3) ? (random.chance(0.5) ? size : -size)
+                                                   : static_cast<float>(random.unit() * 8 - 4));
   }
   return result;
 }

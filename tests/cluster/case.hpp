@@ -74,7 +74,9 @@ Shape random_shape_of_nodes(oracle::Random& random, int nodes, int width);
 /// The same number of tokens everywhere.
 std::vector<std::int64_t> equal_tokens(int ranks, std::int64_t tokens);
 
-/// bfloat16 bits of moderate numbers whose sums round in every way.
+/// bfloat16 bits of numbers up to 32, of several powers of two. Most sums of them are exact in fp32.
 std::vector<std::uint16_t> random_bf16(std::int64_t elements, std::uint64_t seed);
+/// bfloat16 bits for sums that depend on the order: beside +-2^24 small numbers lose bits, and +-2^24 may cancel.
+std::vector<std::uint16_t> random_terms(std::int64_t elements, std::uint64_t seed);
 
 }  // namespace deep_ep::test

@@ -141,11 +141,12 @@ def run_cases(buffer, case, config=CONFIG, nodes=1):
             cached, *none, _, _ = call(buffer.dispatch, x, handle=result[4])
             equal(cached, got[rank].x, "rows of a cached dispatch")
             assert none == [None] * 3
-        back, weights, _ = call(buffer.combine, result[0], result[4], topk_weights=result[2], bias=biases or None)
+        back, weights, event = call(buffer.combine, result[0], result[4], topk_weights=result[2], bias=biases or None)
         wanted, wanted_weights = reference.combined(
             case, rank, [each.x for each in got], [each.topk_weights for each in got], biases, nodes
         )
         equal(back, wanted, "combined_x")
+        assert (weights is None) != topk and (event.event is None) != asynchronous
         if topk:
             equal(weights, wanted_weights, "combined_topk_weights")
         print_once(rank, " passed")

@@ -48,7 +48,7 @@ inline ElasticSide make_elastic_side(const ElasticCase& whole, int rank) {
       side.slots[side.slots.size() - index(topk - rank % topk)] = rows++;
     }
   }
-  side.x = random_bf16((rows + 2) * shape.combine_hidden, random.next());
+  side.x = random_terms((rows + 2) * shape.combine_hidden, random.next());
   for (std::int32_t row = 0; whole.kind.expand && row < rows; ++row) {
     if (std::ranges::count(side.slots, row) > 0) continue;
     std::fill_n(side.x.begin() + row * shape.combine_hidden, shape.combine_hidden, std::uint16_t{0x7fc1});

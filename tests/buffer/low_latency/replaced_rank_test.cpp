@@ -15,6 +15,7 @@
 #include "tests/cluster/low_latency_combine_case.hpp"
 #include "tests/cluster/rank_processes.hpp"
 #include "tests/cluster/recording_executor.hpp"
+#include "tests/faults/freezer.hpp"
 
 namespace deep_ep::test {
 namespace {
@@ -93,6 +94,46 @@ TEST_P(ReplacedRankTest, Mistakes) {
     require_throws<Unsupported>([&] { buffer.barrier(); }, {"Buffer::barrier", "low-latency"}, "another call");
     buffer.destroy();
     for (int number = 0; self == 1 && number <= 5; ++number) ::unlink(meeting_file(number).c_str());
+  });
+}
+
+/// Its freezer sees every kernel.
+class WatchedExecutor final : public LaunchesExecutor {
+ public:
+  using LaunchesExecutor::LaunchesExecutor;
+  const std::shared_ptr<faults::Freezer> freezer = std::make_shared<faults::Freezer>();
+
+ private:
+  void launch(host_machine::KernelLaunch kernel, StreamHandle stream) override {
+    host_machine::enqueue(watched(std::move(kernel), freezer), stream);
+  }
+};
+
+/// Rank 0 leaves a dispatch half done; process 4 takes its place.
+TEST_P(ReplacedRankTest, ARankDiesInTheMiddleOfACall) {
+  const LowLatencyCombineCase all = some_case();
+  ClusterOptions options = cluster(kRanks + 1);
+  options.lost_ranks = {0};
+  run_cluster(options, [&](Rank& process) {
+    const bool newcomer = process.rank() == kRanks;
+    const int self = process.rank() % kRanks;
+    Rank rank(self, cluster(kRanks), meet(newcomer ? 1 : 0, self), process.executor());
+    const auto executor = std::make_shared<WatchedExecutor>(process.executor());
+    Buffer buffer(rank.bootstrap(), executor, masking_options());
+    if (!newcomer) {
+      make_calls(rank, buffer, all);
+      rank.bootstrap()->barrier();  // no rank is in a call that the dying rank has left
+      if (self == 0) executor->freezer->arm(200, 0, [] { ::raise(SIGKILL); });
+      buffer.low_latency_dispatch(upload_arguments(rank, all.before), rank.call());
+      settle(rank, buffer);
+      require(self != 0, "a dispatch has fewer events");
+      dispatch_and_check(rank, buffer, with_masks(all.before, masks_without(kRanks, 0)));
+      require_same({0}, buffer.lost_ranks(), "lost ranks");
+      buffer.replace_ranks(meet(1, self), std::vector{0});
+    }
+    for (int i = 0; i < 3; ++i) make_calls(rank, buffer, all);
+    buffer.destroy();
+    for (int number = 0; self == 1 && number <= 1; ++number) ::unlink(meeting_file(number).c_str());
   });
 }
 

@@ -17,6 +17,7 @@ int main(int count, char** arguments) {
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &ranks);
   try {
+    if (cuda_device_count() == 0) throw SystemError("this test needs a GPU");
     const auto executor = make_cuda_executor(rank % cuda_device_count());
     executor->make_current();  // NCCL takes the current GPU
     ncclComm_t communicator = nullptr;

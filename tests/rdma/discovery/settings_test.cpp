@@ -142,6 +142,10 @@ TEST(RdmaSettings, OwnVariablesMustBeRight) {
                   .starts_with("environment variable DEEP_EP_HCA_LIST='a,,b': entry 2, '': it is empty"));
   EXPECT_TRUE(refusal({{"DEEP_EP_DEVICE_TO_HCA_MAPPING", "0"}})
                   .starts_with("environment variable DEEP_EP_DEVICE_TO_HCA_MAPPING='0': entry 1"));
+  EXPECT_TRUE(
+      refusal({{"DEEP_EP_NIC_HANDLER", "nic"}}).starts_with("environment variable DEEP_EP_NIC_HANDLER='nic': "));
+  EXPECT_TRUE(refusal({{"DEEP_EP_RDMA_TRAFFIC_CLASS", "256"}})
+                  .starts_with("environment variable DEEP_EP_RDMA_TRAFFIC_CLASS='256': "));
 }
 
 }  // namespace

@@ -186,6 +186,14 @@ TEST_P(HandWritten, FarBeyondTheHeap) {
   expect_failure(rdma::Syndrome::remote_access);
 }
 
+TEST_P(HandWritten, FromBeyondTheHeap) {
+  put(8, 8);
+  post(0, [&](auto& entry, const auto& header) {
+    write_entry(entry, header, {64, peers_[0].remote_key}, {heap_->bytes() - 4, peers_[0].local_key}, 8);
+  });
+  expect_failure(rdma::Syndrome::local_protection);
+}
+
 TEST_P(HandWritten, AdditionToTheMiddleOfAWord) {
   add(68);
   expect_failure(rdma::Syndrome::remote_invalid_request);

@@ -48,11 +48,13 @@ void Block::bulk_load(void* shared, const void* global, std::uint32_t bytes, std
 
 /// Does the copy now.
 void Block::execute(const BulkLoad& load) {
+  // Looked up before the context changes: `load` may lie on the stack, where a kernel thread had a variable before.
+  const auto [issuer, shared, global, bytes] = load;
   {
-    const tsan::Scope as_issuer(load.issuer->tsan_context);
-    std::memcpy(load.shared, load.global, load.bytes);
+    const tsan::Scope as_issuer(issuer->tsan_context);
+    std::memcpy(shared, global, bytes);
   }
-  std::memcpy(shared_.shadow_of(load.shared), load.shared, load.bytes);
+  std::memcpy(shared_.shadow_of(shared), shared, bytes);
 }
 
 void Block::bulk_store(void* global, const void* shared, std::uint32_t bytes) {

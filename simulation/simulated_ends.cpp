@@ -113,7 +113,7 @@ class SimulatedEnds final : public Ends {
     }
   }
 
-  /// What was taken is finished; nothing touches memory afterwards.
+  /// The NIC finishes the operations that it has taken, and touches no memory afterwards.
   ~SimulatedEnds() override {
     ringing_ = {};
     if (launching_.joinable()) end();

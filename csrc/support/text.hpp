@@ -32,7 +32,7 @@ inline std::vector<std::string_view> split(std::string_view text, char separator
   return split(text, std::string_view(&separator, 1));
 }
 
-/// What is behind `head` in the first line that begins with it, without white space around it.
+/// The first line that begins with `head`, without it and without white space around the rest.
 inline std::string rest_of_line(std::string_view text, std::string_view head) {
   for (const std::string_view line : split(text, '\n')) {
     if (line.starts_with(head)) return std::string(trim(line.substr(head.size())));

@@ -47,7 +47,11 @@ DEEP_EP_DEVICE void tell_selections(const ElasticDispatchParams& params, std::ui
 #pragma unroll 1
     for (int peer = 0; peer < common.num_ranks; ++peer) {
       std::int32_t* const to = params.told.of(common.heaps[peer], common.rank, epoch) + at;
-      few ? store_cell(reinterpret_cast<Cell*>(to), packed, epoch) : void(*reinterpret_cast<Vec16*>(to) = told);
+      if (few) {
+        store_cell(reinterpret_cast<Cell*>(to), packed, epoch);
+      } else {
+        *reinterpret_cast<Vec16*>(to) = told;
+      }
     }
     for (int i = 0; params.numbers.selected != nullptr && i < kTogether && at + i < selections; ++i) {
       store_topk_index(params.numbers.selected, params.topk_idx.is_64_bit, at + i, index[i]);

@@ -10,11 +10,11 @@
 
 namespace deep_ep {
 
-/// What a sender posts again and again: entries, in turn a write and an addition, each to a place or counter of its
-/// own.
+/// A batch that a sender posts again and again: entries, in turn a write and an addition, each to a place or counter of
+/// its own.
 struct NicTestTask {
-  bool answered =
-      false;         ///< the receiver looks at each batch; else it looks at the end, and all goes as fast as it can
+  /// The receiver looks at each batch; else it looks at the end, and all goes as fast as it can.
+  bool answered = false;
   int entries = 0;   ///< of each kind in a batch
   int places = 0;    ///< where writes go in turn; 0: there are none
   int words = 0;     ///< of each write

@@ -1,5 +1,5 @@
-// What a Buffer call costs the host: requests to the executor, once everything is warm. They are limited, so that they
-// do not grow unnoticed.
+// A Buffer call asks the executor for things, which costs the host time. These tests limit how many requests a call
+// makes once everything is warm, so that they do not grow unnoticed.
 #include <gtest/gtest.h>
 
 #include "csrc/memory/storage.hpp"

@@ -4,6 +4,7 @@
 #include "tests/buffer/elastic/combine_case.hpp"
 #include "tests/cluster/disagreement.hpp"
 #include "tests/cluster/fixture.hpp"
+#include "tests/cluster/launches_executor.hpp"
 #include "tests/support/bytes.hpp"
 
 namespace deep_ep::test {
@@ -49,6 +50,66 @@ TEST_P(ElasticCombineTest, RanksThatDisagreeLearnOfIt) {
       require_mismatch(buffer, {words}, [&] { buffer.combine_elastic(call, rank.call()); });
     });
   }
+}
+
+/// A warp of combine finds no rows in the metadata, so that its share of each row is never stored.
+class MissingShareExecutor final : public LaunchesExecutor {
+ public:
+  using LaunchesExecutor::LaunchesExecutor;
+
+ private:
+  struct Wrapped {
+    host_machine::KernelLaunch kernel;
+    ElasticCombineParams without_rows;
+    std::vector<std::int32_t> nothing = std::vector<std::int32_t>(RowMetadata::kColumnsBefore + kMaxTopk, -1);
+  };
+
+  void launch(host_machine::KernelLaunch kernel, StreamHandle stream) override {
+    if (kernel.name == std::string_view("combine_elastic")) {
+      auto wrapped =
+          std::make_shared<Wrapped>(Wrapped{kernel, *static_cast<const ElasticCombineParams*>(kernel.params.get())});
+      wrapped->without_rows.metadata.data = wrapped->nothing.data();
+      wrapped->without_rows.metadata.stride = 0;
+      kernel.params = std::move(wrapped);
+      kernel.entry = &run;
+    }
+    host_machine::enqueue(std::move(kernel), stream);
+  }
+  static void run(const void* params, std::byte* memory) {
+    const auto& one = *static_cast<const Wrapped*>(params);
+    const bool missing = host_machine::current_thread->thread / 32 == 1;
+    one.kernel.entry(missing ? &one.without_rows : one.kernel.params.get(), memory);
+  }
+};
+
+TEST_P(ElasticCombineTest, ARowIsThereWhenAllItsSharesAre) {
+  if (GetParam().target != Target::host) GTEST_SKIP() << "a warp of the CPU executor";
+  ElasticCase one;
+  for (std::uint64_t seed = 1;; ++seed) {  // rank 1 has a row of the only token
+    one = expanded_case({.tokens = {1, 0}, .combine_hidden = 1032, .seed = seed});
+    if (std::ranges::any_of(one.sides[1].slots, [](std::int32_t slot) { return slot >= 0; })) break;
+  }
+  ClusterOptions options = cluster_with_absentees(2);
+  options.host.warps_per_block = 8;
+  run_cluster(options, [&](Rank& rank) {
+    Buffer buffer(rank.bootstrap(), std::make_shared<MissingShareExecutor>(rank.executor()),
+                  {.heap_bytes = 16 * kMiB, .timeout_s = short_deadline()});
+    ElasticDispatchResult result;
+    ElasticCombineArguments call = dispatch_for_combine(rank, buffer, one, result);
+    call.num_sms = 1;
+    const auto combine = [&] {
+      buffer.combine_elastic(call, rank.call());
+      rank.executor()->synchronize(rank.stream());
+      buffer.check();
+    };
+    if (rank.rank() == 0) {
+      require_throws<TimeoutError>(combine, {"rank 0 waited", "for rank 1", "a pushed row (combine kernel)"},
+                                   "a row without a share");
+    } else {
+      combine();
+    }
+    rank.bootstrap()->barrier();
+  });
 }
 
 TEST_P(ElasticCombineTest, WrongArgumentsAreNamed) {

@@ -29,6 +29,22 @@ void check_shared_memory(const Executor& executor) {
   }
 }
 
+/// Unsupported where kernels of normal mode cannot count at another rank of the node. Low-latency ones need not.
+void check_atomics(const Backend& executor, const NodeMembership& nodes, std::vector<DeviceIdentity> devices) {
+  const auto own = static_cast<std::size_t>(nodes.rank);
+  for (std::size_t rank = 0; rank < devices.size(); ++rank) {
+    if (!nodes.same_node(static_cast<int>(rank)) || devices[rank].uuid == devices[own].uuid) devices[rank] = {};
+  }
+  const int without = executor.first_without_atomics(devices);
+  if (without < 0) return;
+  const auto name = [](const DeviceIdentity& device) { return fmt::format("{:02x}", fmt::join(device.uuid, "")); };
+  fail<Unsupported>(
+      "Buffer: GPU {} of rank {} cannot add atomically to memory of GPU {} of rank {}, allowed: GPUs of a node that "
+      "are "
+      "joined by NVLink, or heap_bytes 0 for low-latency calls alone",
+      name(executor.identity()), own, name(devices[static_cast<std::size_t>(without)]), without);
+}
+
 bool of_one_network(std::span<const ProcessIdentity> processes) {
   return std::ranges::all_of(processes, [&](const auto& one) { return one.same_network(processes.front()); });
 }
@@ -82,6 +98,7 @@ void Runtime::make(const std::shared_ptr<Backend>& backend, const BufferOptions&
     return layout().bytes();
   };
   heap_ = executor_->create_heap(*bootstrap_, {.bytes_for = bytes_for});
+  if (layout().window_bytes != 0) check_atomics(*executor_, nodes(), std::move(agreed.devices));
   if (uses_rdma()) {
     auto wire = rdma::AgreedWire::agree(*bootstrap_, *executor_, processes_);
     plan_.choose_lanes(wire);

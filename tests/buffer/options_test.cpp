@@ -4,6 +4,7 @@
 
 #include "csrc/buffer/buffer_plan.hpp"
 #include "csrc/buffer/options.hpp"
+#include "tests/cluster/counting_executor.hpp"
 #include "tests/cluster/fixture.hpp"
 #include "tests/memory/fake_executor.hpp"
 
@@ -112,6 +113,37 @@ TEST_P(OptionsTest, LowLatencyCallsNeedNoHeapBytes) {
       require_throws<InvalidArgument>([&] { buffer.dispatch_elastic({}, rank.call()); }, {"needs a window"}, "V2");
     }
     buffer.destroy();
+  });
+}
+
+/// A GPU of its own for each rank; that of rank 1 cannot add to memory of the last one.
+class WithoutAtomics final : public CountingExecutor {
+ public:
+  explicit WithoutAtomics(const Rank& rank) : CountingExecutor(rank.executor()), rank_(rank.rank()) {}
+  DeviceIdentity identity() const override { return {.uuid = gpu(rank_)}; }
+  int first_without_atomics(std::span<const DeviceIdentity> devices) const override {
+    require(devices[std::size_t(rank_)].uuid == DeviceIdentity{}.uuid, "its own device");
+    return rank_ == 1 && devices.back().uuid == gpu(2) ? 2 : -1;
+  }
+
+ private:
+  static std::array<std::uint8_t, 16> gpu(int rank) { return {static_cast<std::uint8_t>(0xa0 + rank)}; }
+  int rank_;
+};
+
+TEST_P(OptionsTest, GpusWithoutAtomicsMakeNoNode) {
+  run_cluster(cluster(3), [](Rank& rank) {
+    const auto make = [&](const BufferOptions& options) {
+      Buffer(rank.bootstrap(), std::make_shared<WithoutAtomics>(rank), options).destroy();
+    };
+    const std::vector<std::string> words = {
+        "GPU a1000000000000000000000000000000 of rank 1 cannot add atomically to memory of GPU "
+        "a2000000000000000000000000000000 of rank 2, allowed: GPUs of a node that are joined by NVLink"};
+    const auto with_window = [&] { make({.heap_bytes = 1 << 20}); };
+    rank.rank() == 1 ? require_throws<Unsupported>(with_window, words, "the rank that finds it")
+                     : require_throws<Error>(with_window, words, "other ranks");
+    make({.heap_bytes = 0});
+    make({.heap_bytes = 1 << 20, .ranks_per_node = 1});
   });
 }
 

@@ -64,6 +64,10 @@ class CountingExecutor : public Backend {
   void make_current() override { count(), inner_->make_current(); }
   const KernelTable& kernels() const override { return may_refuse(), inner_->kernels(); }
   void load_kernels() const override { inner_->load_kernels(); }
+  DeviceIdentity identity() const override { return inner_->identity(); }
+  int first_without_atomics(std::span<const DeviceIdentity> devices) const override {
+    return inner_->first_without_atomics(devices);
+  }
   std::unique_ptr<SymmetricHeap> create_heap(Bootstrap& bootstrap, const HeapOptions& options) override {
     return inner_->create_heap(bootstrap, options);
   }

@@ -77,8 +77,10 @@ std::size_t fit_numbering(NumberingParams& params, bool of_all_ranks, std::int64
   const auto bytes = [&] { return NumberingShared(Carver::without_memory(), params, of_all_ranks).bytes; };
   while (params.warps > 1 && bytes() > room) --params.warps;
   if (bytes() > room) {
-    fail<InvalidArgument>("num_experts is {}, allowed: so many that the {} of each rank fit {} bytes of shared memory",
-                          params.num_experts * params.num_ranks, params.num_experts, room);
+    fail<InvalidArgument>(
+        "num_experts is {} and max_tokens {}, allowed: so many that counters of {} experts and {} selections of each "
+        "rank fit {} bytes of shared memory",
+        params.num_experts * params.num_ranks, params.max_tokens, params.num_experts, params.few, room);
   }
   return bytes();
 }

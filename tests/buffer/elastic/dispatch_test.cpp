@@ -154,6 +154,24 @@ TEST_P(ElasticDispatchTest, ARankThatDoesNotComeIsNamed) {
   });
 }
 
+TEST_P(ElasticDispatchTest, SharedMemoryForCountersAndFewSelections) {
+  if (GetParam().target != Target::host) GTEST_SKIP() << "a device with little shared memory";
+  ClusterOptions options = cluster(2);
+  options.host.max_shared_bytes = std::size_t{24} << 10;
+  const Case one = make_case({.tokens = {3, 2}, .topk = 8, .hidden = 16});
+  run_with_buffers(options, [&](Rank& rank, Buffer& buffer) {
+    ElasticDispatchArguments arguments = elastic_arguments(rank, one, {});
+    arguments.max_tokens = 1024;
+    require_throws<InvalidArgument>(
+        [&] { buffer.dispatch_elastic(arguments, rank.call()); },
+        {"and max_tokens 1024, allowed: so many that counters of", "and 8192 selections of each rank fit 24576 bytes"},
+        "few selections");
+    // Many lie in the window.
+    arguments.max_tokens = 1025;
+    check_elastic_rows(rank, one, {}, buffer.dispatch_elastic(arguments, rank.call()));
+  });
+}
+
 TEST_P(ElasticDispatchTest, WrongArgumentsAreNamed) {
   const Case one = make_case({.tokens = {5}, .scales = 2});
   run_with_buffers(cluster(1), {.heap_bytes = 8 * kMiB}, [&](Rank& rank, Buffer& buffer) {

@@ -20,33 +20,28 @@ struct ElasticSender {
 
   struct Unit {
     std::int32_t token = 0;
-    int owner = -1;        ///< the rank of the expert that is the lane's selection, -1: none
+    int to = -1;  ///< the rank that has the expert of the lane's selection, in the first lane of each such rank
     bool travels = false;  ///< to another rank
   };
 
   Turns turns{};  ///< tokens of the pass, counted from its first one
   Unit ahead{};   ///< what is sent first
 
-  /// By a whole warp: does the row go to the rank of this lane?
-  DEEP_EP_DEVICE bool goes_to(const Unit& unit, int rank) const {
-    bool found = false;
-#pragma unroll 4
-    for (int k = 0; k < params.rows.num_topk; ++k) found |= warp::shuffle(unit.owner, k) == rank;
-    return found;
-  }
-
   /// The token whose turn it is; behind the last one a row that does not travel.
   DEEP_EP_DEVICE Unit unit_of(std::uint32_t turn) const {
     Unit unit;
     if (turn >= turns.end) return unit;
     unit.token = params.window.first_token + static_cast<std::int32_t>(turn);
+    int expert = -1;
     if (lane_index() < params.rows.num_topk) {
       const std::int64_t index =
           params.topk_idx.load_cached(std::int64_t{unit.token} * params.rows.num_topk + lane_index());
-      const int expert = expert_of(index, params.num_local_experts * params.common.num_ranks);
-      unit.owner = expert < 0 ? -1 : expert / params.num_local_experts;
+      expert = expert_of(index, params.num_local_experts * params.common.num_ranks);
     }
-    unit.travels = warp::any(unit.owner >= 0 && unit.owner != params.common.rank);
+    const int owner = expert < 0 ? -1 : expert / params.num_local_experts;
+    const std::uint32_t same = warp::match_any(static_cast<std::uint32_t>(owner));
+    if (lowest_bit(same) == lane_index()) unit.to = owner;
+    unit.travels = warp::any(unit.to >= 0 && unit.to != params.common.rank);
     return unit;
   }
 
@@ -54,18 +49,14 @@ struct ElasticSender {
   DEEP_EP_DEVICE const std::byte* row_of(const Unit& unit) const {
     return unit.travels ? params.x + std::int64_t{unit.token} * params.rows.row_bytes : nullptr;
   }
-  /// Sends the row, which is loading, and loads the next one. A lane serves the rank of its own number, so that the
-  /// stores are issued side by side.
+  /// Sends the row, which is loading, and loads the next one. Each lane serves a rank, so that the stores are issued
+  /// side by side.
   DEEP_EP_DEVICE void send(const Unit& unit, const Unit& next) {
     const IntranodeParams& common = params.common;
     const auto to_each = [&](auto store) {
-#pragma unroll 1
-      for (int first = 0; first < common.num_ranks; first += kWarpSize) {
-        const int rank = first + lane_index();
-        if (!goes_to(unit, rank) || rank == common.rank) continue;
-        store(
-            params.window.row(common.heaps[rank], landing_part(common.rank, rank), params.window.slot_of(unit.token)));
-      }
+      if (unit.to < 0 || unit.to == common.rank) return;
+      store(params.window.row(common.heaps[unit.to], landing_part(common.rank, unit.to),
+                              params.window.slot_of(unit.token)));
     };
     const std::byte *const row = row_of(unit), *const following = row_of(next);
     pipe.move([=] { return row; }, [=] { return following; }, params.rows.row_bytes, [] { return true; }, to_each);
@@ -80,31 +71,26 @@ struct ElasticSender {
   }
   /// Scales and weights are small: lanes write them side by side into the windows.
   DEEP_EP_DEVICE void store_beside(const Unit& unit) const {
-    constexpr int kHeld = 4;  // words a lane keeps in registers; more are read again for each destination
-    const IntranodeParams& common = params.common;
+    constexpr int kTogether = 4;  // words a lane keeps in registers
     const auto words = static_cast<int>(params.window.words_beside);
-    if (words == 0) return;
-    std::uint32_t held[kHeld];
+    const std::uint32_t receivers = warp::ballot(unit.to >= 0);
+#pragma unroll 1
+    for (int first = 0; first < words; first += kTogether * kWarpSize) {
+      std::uint32_t held[kTogether];
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      const int at = lane_index() + i * kWarpSize;
-      held[i] = at < words ? word_beside(unit.token, at) : 0;
-    }
+      for (int i = 0; i < kTogether; ++i) {
+        const int at = first + lane_index() + i * kWarpSize;
+        held[i] = at < words ? word_beside(unit.token, at) : 0;
+      }
 #pragma unroll 1
-    for (int first = 0; first < common.num_ranks; first += kWarpSize) {
-#pragma unroll 1
-      for (std::uint32_t left = warp::ballot(goes_to(unit, first + lane_index())); left != 0; left &= left - 1) {
-        const int rank = first + lowest_bit(left);
+      for (std::uint32_t left = receivers; left != 0; left &= left - 1) {
+        const int rank = warp::shuffle(unit.to, lowest_bit(left));
         std::uint32_t* const to =
-            params.window.beside(common.heaps[rank], common.rank, params.window.slot_of(unit.token));
+            params.window.beside(params.common.heaps[rank], params.common.rank, params.window.slot_of(unit.token));
 #pragma unroll
-        for (int i = 0; i < kHeld; ++i) {
-          const int at = lane_index() + i * kWarpSize;
+        for (int i = 0; i < kTogether; ++i) {
+          const int at = first + lane_index() + i * kWarpSize;
           if (at < words) to[at] = held[i];
-        }
-#pragma unroll 1
-        for (int at = lane_index() + kHeld * kWarpSize; at < words; at += kWarpSize) {
-          to[at] = word_beside(unit.token, at);
         }
       }
     }

@@ -9,12 +9,11 @@
 namespace deep_ep::device {
 
 DEEP_EP_DEVICE void find_returned_rows_body(const SumRowsParams& params, std::byte* /*shared*/) {
-  const ReturnedRows& back = params.returned;
-  const std::int64_t rows = params.rows_there();
+  const std::int64_t rows = params.metadata.valid(), selections = params.num_tokens * params.metadata.num_topk;
   const std::int64_t threads = std::int64_t{grid_blocks()} * block_threads();
   for (std::int64_t row = std::int64_t{block_index()} * block_threads() + thread_index(); row < rows; row += threads) {
-    const std::int64_t id = load_weak(back.beside + row * back.beside_stride);
-    if (id >= 0 && id < back.num_tokens * back.num_topk) back.row_of[id] = static_cast<std::int32_t>(row);
+    const std::int64_t id = load_weak(params.metadata.row(row));
+    if (id >= 0 && id < selections) params.row_of[id] = static_cast<std::int32_t>(row);
   }
 }
 

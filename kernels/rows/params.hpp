@@ -30,35 +30,24 @@ struct RowMetadata {
   }
 };
 
-/// Rows that came back to this rank, and to which selections of its tokens they belong.
-struct ReturnedRows {
-  const std::int32_t* beside;  ///< of each row: token * num_topk + selection, then weights
-  std::int64_t beside_stride;
-  const std::int32_t* num_valid;  ///< on the device: rows that came
-  TopkIndices topk_idx;           ///< [num_tokens, num_topk]
-  std::int64_t num_tokens;
-  int num_topk;
-  int num_experts;  ///< of each rank
-  bool each_selection;
-  std::int32_t* weights;  ///< out, bits of [num_tokens, num_topk]; nullptr: not wanted
-  std::int32_t* row_of;   ///< [num_tokens, num_topk]: what the first kernel tells the second
-};
-
-/// Of sum_rows, and of find_returned_rows before it if rows came back.
+/// Of sum_rows, and of find_returned_rows before it if rows came back to this rank.
 struct SumRowsParams {
   const std::byte* rows;  ///< [num_rows] of bfloat16
   std::int64_t num_rows;
-  RowMetadata metadata;   ///< a sum for each valid row, of those that it names
-  ReturnedRows returned;  ///< or, where it has `beside`, one for each token
+  /// There is a sum for each valid row of it, of the rows that it names. Of rows that came back it is what is beside
+  /// each: token * num_topk + selection, then weights; and there is a sum for each token.
+  RowMetadata metadata;
   const std::byte* bias[2];
   std::byte* sums;          ///< out
   std::uint32_t row_bytes;  ///< multiple of 16
 
-  DEEP_EP_DEVICE std::int64_t rows_there() const {
-    if (returned.beside == nullptr) return num_rows;
-    const std::int64_t came = device::load_weak(returned.num_valid);
-    return came < num_rows ? came : num_rows;
-  }
+  // Of rows that came back.
+  std::int32_t* row_of;  ///< [num_tokens, num_topk]: what the first kernel tells the second; nullptr: none came back
+  TopkIndices topk_idx;  ///< [num_tokens, num_topk]
+  std::int64_t num_tokens;
+  int num_experts;  ///< of each rank
+  bool each_selection;
+  std::int32_t* weights;  ///< out, bits of [num_tokens, num_topk]; nullptr: not wanted
 };
 
 /// Arguments of blocks that number selections. Columns of counters: with tokens of all ranks, rows for each rank; then

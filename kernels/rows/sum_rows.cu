@@ -11,29 +11,29 @@ namespace deep_ep::device {
 /// By a whole warp: the row that came back for each lane's selection of `token`, -1 for none; and the token's weights.
 DEEP_EP_DEVICE std::int64_t returned_row(const SumRowsParams& params, std::int64_t num_rows, std::int64_t token,
                                          bool with_weights) {
-  const ReturnedRows& back = params.returned;
+  const RowMetadata& beside = params.metadata;
   // 1. A lane for each selection: does the rank that has its expert come last with it?
   const int lane = lane_index();
-  const std::int64_t at = token * back.num_topk + lane;
-  const std::int64_t index = lane < back.num_topk ? back.topk_idx.load_cached(at) : -1;
+  const std::int64_t at = token * beside.num_topk + lane;
+  const std::int64_t index = lane < beside.num_topk ? params.topk_idx.load_cached(at) : -1;
   const bool chosen = index >= 0;
   // Lanes without a selection are alone with their number, which no rank has.
-  const auto owner = static_cast<std::uint32_t>(chosen ? index / back.num_experts : -1 - lane);
+  const auto owner = static_cast<std::uint32_t>(chosen ? index / params.num_experts : -1 - lane);
   const int last = highest_bit(warp::match_any(owner));
 
   // 2. Which row came for it? The row must say the same.
   std::int64_t row = -1;
-  if (chosen && (back.each_selection || last == lane)) {
-    row = load_weak(back.row_of + at);
-    if (row < 0 || row >= num_rows || load_weak(back.beside + row * back.beside_stride) != at) row = -1;
+  if (chosen && (params.each_selection || last == lane)) {
+    row = load_weak(params.row_of + at);
+    if (row < 0 || row >= num_rows || load_weak(beside.row(row)) != at) row = -1;
   }
 
   // 3. Weights, from the row of the rank that has the expert.
-  if (back.weights == nullptr || !with_weights) return row;
+  if (params.weights == nullptr || !with_weights) return row;
   const std::int64_t carrier = warp::shuffle(row, last);
-  if (lane >= back.num_topk) return row;
+  if (lane >= beside.num_topk) return row;
   const bool told = chosen && carrier >= 0;
-  back.weights[at] = told ? load_weak(back.beside + carrier * back.beside_stride + 1 + lane) : 0;
+  params.weights[at] = told ? load_weak(beside.row(carrier) + 1 + lane) : 0;
   return row;
 }
 
@@ -41,7 +41,7 @@ DEEP_EP_DEVICE std::int64_t returned_row(const SumRowsParams& params, std::int64
 DEEP_EP_DEVICE void sum_piece(const SumRowsParams& params, std::int64_t num_rows, std::int64_t number,
                               std::uint32_t offset) {
   std::int64_t row = -1;
-  if (params.returned.beside != nullptr) {
+  if (params.row_of != nullptr) {
     row = returned_row(params, num_rows, number, offset == 0);
   } else if (lane_index() < params.metadata.num_topk) {
     row = load_weak(params.metadata.slots(number) + lane_index());
@@ -60,9 +60,9 @@ DEEP_EP_DEVICE void sum_piece(const SumRowsParams& params, std::int64_t num_rows
 }
 
 DEEP_EP_DEVICE void sum_rows_body(const SumRowsParams& params, std::byte* /*shared*/) {
-  const bool returned = params.returned.beside != nullptr;
-  const std::int64_t sums = returned ? params.returned.num_tokens : params.metadata.valid();
-  const std::int64_t num_rows = params.rows_there();
+  const bool returned = params.row_of != nullptr;
+  const std::int64_t valid = params.metadata.valid();
+  const std::int64_t sums = returned ? params.num_tokens : valid, num_rows = returned ? valid : params.num_rows;
   const std::int64_t pieces = (params.row_bytes + RowSum::kPieceBytes - 1) / RowSum::kPieceBytes;
   const std::int64_t warps = std::int64_t{grid_blocks()} * block_warps();
   for (std::int64_t unit = std::int64_t{block_index()} * block_warps() + warp_index(); unit < sums * pieces;

@@ -191,19 +191,19 @@ CombineResult sum_returned(const ElasticReturn& back, const Runtime& runtime, co
   params.num_rows = back.rows.size(0);
   set_biases(params, arguments);
   params.row_bytes = static_cast<std::uint32_t>(back.rows.size(1) * 2);
-  params.returned = {
-      .beside = back.beside.as<std::int32_t>(),
-      .beside_stride = back.beside.size(1),
-      .num_valid = back.ends.as<std::int32_t>() + (runtime.num_ranks() - 1) * width + runtime.rank() % width,
-      .topk_idx = indices_of(topk_idx),
-      .num_tokens = tokens,
+  params.metadata = {
+      .data = back.beside.as<std::int32_t>(),
+      .stride = back.beside.size(1),
+      .num_rows = params.num_rows,
       .num_topk = static_cast<int>(topk),
-      .num_experts = arguments.num_experts / runtime.num_ranks(),
-      .each_selection = arguments.each_selection,
-      .weights = nullptr,
-      .row_of = row_of.as<std::int32_t>()};
-  CombineResult result = make_sums(back.rows.view(), tokens, arguments.topk_weights ? topk : 0, &params.sums,
-                                   &params.returned.weights, scope);
+      .num_valid = back.ends.as<std::int32_t>() + (runtime.num_ranks() - 1) * width + runtime.rank() % width};
+  params.row_of = row_of.as<std::int32_t>();
+  params.topk_idx = indices_of(topk_idx);
+  params.num_tokens = tokens;
+  params.num_experts = arguments.num_experts / runtime.num_ranks();
+  params.each_selection = arguments.each_selection;
+  CombineResult result =
+      make_sums(back.rows.view(), tokens, arguments.topk_weights ? topk : 0, &params.sums, &params.weights, scope);
   if (tokens != 0) launch(choices::find_returned_rows, params, (params.num_rows + 31) / 32, runtime, scope);
   launch(choices::sum_rows, params, pieces_of_sums(tokens, params.row_bytes), runtime, scope);
   return result;

@@ -1,19 +1,14 @@
-// Arguments of the kernels that move replicas of experts: weights to the ranks that hold them, gradients back. Plain
-// data: host code fills it, kernels read it. deep_ep/load_balance.hpp describes the tensors.
+// Arguments of the kernel that moves replicas of experts: weights to the ranks that hold them, gradients back. Plain
+// data: host code fills it, the kernel reads it. deep_ep/load_balance.hpp describes the tensors.
 #pragma once
 
 #include <cstdint>
 
-#include "kernels/common/row_pipe.hpp"
 #include "kernels/normal/params.hpp"
 
 namespace deep_ep {
 
 constexpr int kMostPayloads = 16;
-/// Of a warp's pipeline that moves weights.
-constexpr std::uint32_t kPrefetchStages = 3;
-/// Of gradients, what a warp adds at once.
-constexpr std::uint32_t kGradPieceBytes = 4096;
 
 /// One of the tensors that an expert is made of.
 struct ExpertPayload {
@@ -24,10 +19,13 @@ struct ExpertPayload {
 };
 
 struct LoadBalanceParams {
+  static constexpr std::uint32_t kPieceBytes = 4096;  ///< what a warp moves at once
+
   IntranodeParams common;  ///< of the node: as if there were no other ranks
   int first_rank;          ///< of the node, among all ranks
   WaitContext wait;
-  std::uint64_t shape;  ///< a number made of all that must agree: which kernel, numbers, where slots lie
+  bool reduces;         ///< gradients are added up; else weights are copied
+  std::uint64_t shape;  ///< a number made of all that must agree: `reduces`, numbers, where slots lie
 
   const std::int32_t* mapping;  ///< [ranks of the node, num_slots]: the expert of each slot
   int num_slots;                ///< of a rank
@@ -35,8 +33,7 @@ struct LoadBalanceParams {
 
   ExpertPayload payloads[kMostPayloads];
   int num_payloads;
-  std::uint32_t piece_bytes;  ///< the most of a piece
-  std::uint32_t num_pieces;   ///< of an expert
+  std::uint32_t num_pieces;  ///< of an expert
 
   /// Of a replica, as this rank maps it. `place`: in the mapping.
   DEEP_EP_DEVICE std::byte* slot(const ExpertPayload& payload, int place) const {

@@ -1,5 +1,4 @@
 // Weights of experts to their replicas, gradients of replicas to their experts.
-#include <algorithm>
 #include <string>
 
 #include "csrc/buffer/defaults.hpp"
@@ -11,13 +10,12 @@
 namespace deep_ep {
 namespace {
 
-constexpr std::uint32_t kMostPieceBytes = 8192;
-
 /// The arguments of a call of the node, without its tensors.
-LoadBalanceParams params_of_call(const BufferCall& in, const ConstTensorView& mapping, int num_sms) {
+LoadBalanceParams params_of_call(const BufferCall& in, const ConstTensorView& mapping, int num_sms, bool reduces) {
   const Runtime& runtime = in.runtime();
   check_sms(num_sms);
   LoadBalanceParams params{};
+  params.reduces = reduces;
   params.common = in.normal(false).common;
   const NodeMembership& nodes = runtime.nodes();
   if (nodes.num_nodes > 1) {
@@ -63,29 +61,27 @@ void add_payload(LoadBalanceParams& params, const Runtime& runtime, const std::s
       .first_piece = 0};
 }
 
-/// When all tensors are there: cuts them into pieces. `kernel`: a number of its own.
-void cut(LoadBalanceParams& params, std::uint64_t kernel, std::uint32_t piece_bytes) {
-  params.piece_bytes = piece_bytes;
+/// When all tensors are there.
+EventHandle enqueue(LoadBalanceParams& params, int num_sms, Runtime& runtime, const CallOptions& call) {
   params.shape = 0xcbf29ce484222325;
   const auto mix = [&](std::uint64_t word) { params.shape = (params.shape ^ word) * 0x100000001b3; };  // FNV-1a
-  mix(kernel);
+  mix(params.reduces);
   mix(static_cast<std::uint64_t>(params.num_slots));
   mix(static_cast<std::uint64_t>(params.num_local_experts));
   for (int i = 0; i < params.num_payloads; ++i) {
     ExpertPayload& payload = params.payloads[i];
     payload.first_piece = params.num_pieces;
-    params.num_pieces += (payload.bytes + piece_bytes - 1) / piece_bytes;
+    params.num_pieces += (payload.bytes + LoadBalanceParams::kPieceBytes - 1) / LoadBalanceParams::kPieceBytes;
     mix(payload.slots_at);
     mix(payload.bytes);
   }
-}
-
-EventHandle enqueue(const KernelChoice<LoadBalanceParams>& kernel, LoadBalanceParams& params, LaunchShape shape,
-                    int num_sms, Runtime& runtime, const CallOptions& call) {
   params.wait = runtime.faults().wait_context();
-  shape.blocks = runtime.sms(num_sms, defaults::kLoadBalanceSms);
+  // Loads of many warps hide how far away the peers' memory is.
+  const LaunchShape shape{.blocks = runtime.sms(num_sms, defaults::kLoadBalanceSms),
+                          .threads = runtime.warps(kernels::move_replicas::kMaxThreads) * 32,
+                          .shared_bytes = 0};
   CallScope scope = runtime.begin(call);
-  runtime.launch(kernel, params, shape, scope);
+  runtime.launch(choices::move_replicas, params, shape, scope);
   return scope.finish();
 }
 
@@ -99,32 +95,20 @@ EventHandle Buffer::prefetch_weights(const WeightPrefetch& weights, const CallOp
         "redundant_expert_weights has {} tensors and expert_weights {}, allowed: equally many, 1 to {}", tensors,
         weights.expert_weights.size(), kMostPayloads);
   }
-  LoadBalanceParams params = params_of_call(in, weights.redundancy_mapping, weights.num_sms);
+  LoadBalanceParams params = params_of_call(in, weights.redundancy_mapping, weights.num_sms, false);
   for (std::size_t i = 0; i < tensors; ++i) {
     add_payload(params, *runtime_, fmt::format("redundant_expert_weights[{}]", i), weights.redundant_expert_weights[i],
                 fmt::format("expert_weights[{}]", i), weights.expert_weights[i], {});
   }
-  const int warps = std::min(in->policy().warps_per_block, kernels::prefetch_weights::kMaxThreads / 32);
-  const auto bytes = [warps](std::uint32_t of_stage) {
-    return WarpStages(Carver::without_memory(), warps, {kPrefetchStages, of_stage}).bytes;
-  };
-  const std::size_t room = in->policy().max_shared_bytes - bytes(0);
-  const std::size_t of_stage = room / (static_cast<std::size_t>(warps) * kPrefetchStages) / kLine * kLine;
-  cut(params, 0, static_cast<std::uint32_t>(std::min<std::size_t>(of_stage, kMostPieceBytes)));
-  const LaunchShape shape{.blocks = 1, .threads = warps * 32, .shared_bytes = bytes(params.piece_bytes)};
-  return enqueue(choices::prefetch_weights, params, shape, weights.num_sms, *runtime_, call);
+  return enqueue(params, weights.num_sms, *runtime_, call);
 }
 
 EventHandle Buffer::reduce_grads(const GradReduction& grads, const CallOptions& call) {
   const BufferCall in(runtime_, "reduce_grads");
-  LoadBalanceParams params = params_of_call(in, grads.redundancy_mapping, grads.num_sms);
+  LoadBalanceParams params = params_of_call(in, grads.redundancy_mapping, grads.num_sms, true);
   add_payload(params, *runtime_, "redundant_expert_grads", grads.redundant_expert_grads, "expert_grads",
               grads.expert_grads, {DType::float32});
-  cut(params, 1, kGradPieceBytes);
-  // Loads of many warps hide how far away the peers' memory is.
-  const int threads = in->warps(kernels::reduce_grads::kMaxThreads) * 32;
-  return enqueue(choices::reduce_grads, params, {.blocks = 1, .threads = threads, .shared_bytes = 0}, grads.num_sms,
-                 *runtime_, call);
+  return enqueue(params, grads.num_sms, *runtime_, call);
 }
 
 }  // namespace deep_ep

@@ -1,0 +1,150 @@
+// Weights of this rank's experts go to the slots of other ranks that hold replicas of them. Or gradients of replicas
+// are added to those of this rank's experts, in fp32, in the order of ranks and slots.
+//
+// The work on this rank is its experts that have replicas, cut into pieces, which all warps of all blocks take one by
+// one: so few replicas keep every SM as busy as many do. A warp holds a piece in registers. It loads from other ranks'
+// memory by ordinary loads, many at once: bulk loads from a peer are slower (results/measurements/).
+#include "kernels/common/tickets.hpp"
+#include "kernels/kernel_list.hpp"
+#include "kernels/load_balance/params.hpp"
+#include "kernels/normal/meet.hpp"
+#include "kernels/primitives/bits.hpp"
+#include "kernels/primitives/launch.hpp"
+#include "kernels/primitives/numeric.hpp"
+
+namespace deep_ep::device {
+
+/// Bytes of a piece: a whole warp's registers.
+struct HeldPiece {
+  static constexpr int kVectors = LoadBalanceParams::kPieceBytes / (kWarpSize * sizeof(Vec16));  ///< of a lane
+
+  Vec16 vector[kVectors];
+
+  DEEP_EP_DEVICE static std::uint32_t offset_of(int v) {
+    return static_cast<std::uint32_t>(lane_index() + v * kWarpSize) * sizeof(Vec16);
+  }
+  DEEP_EP_DEVICE void load(const std::byte* from, std::uint32_t bytes) {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      vector[v] = {};
+      if (offset_of(v) < bytes) vector[v] = load_weak(reinterpret_cast<const Vec16*>(from + offset_of(v)));
+    }
+  }
+  DEEP_EP_DEVICE void add(const HeldPiece& other) {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        std::uint32_t& word = vector[v].word[i];
+        word = bits_of(float_from_bits(word) + float_from_bits(other.vector[v].word[i]));
+      }
+    }
+  }
+  DEEP_EP_DEVICE void store(std::byte* to, std::uint32_t bytes) const {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      if (offset_of(v) < bytes) store_stream(reinterpret_cast<Vec16*>(to + offset_of(v)), vector[v]);
+    }
+  }
+};
+
+/// A warp's way through the pieces. All methods are for the whole warp.
+struct ReplicatedPieces {
+  const LoadBalanceParams& params;
+  int expert = -1;                   ///< local, that the latest piece was of
+  std::uint32_t first = 0, end = 0;  ///< turns of that expert's pieces
+
+  /// The first place of the mapping from `from` on that holds a replica of the expert, -1: there is none.
+  DEEP_EP_DEVICE int find(int from) const {
+    const int wanted = params.common.rank * params.num_local_experts + expert;
+    const int places = params.common.num_ranks * params.num_slots;
+    for (; from < places; from += kWarpSize) {
+      const int place = from + lane_index();
+      const std::uint32_t holders = warp::ballot(place < places && load_weak(params.mapping + place) == wanted);
+      if (holders != 0) return from + lowest_bit(holders);
+    }
+    return -1;
+  }
+
+  /// Goes to the expert of the piece whose turn it is; turns only grow. False when no piece is left.
+  DEEP_EP_DEVICE bool seek(std::uint32_t turn) {
+    while (turn >= end) {
+      if (++expert >= params.num_local_experts) return false;
+      first = end;
+      if (find(0) >= 0) end += params.num_pieces;
+    }
+    return true;
+  }
+
+  /// Moves the piece to all replicas, or adds it up.
+  DEEP_EP_DEVICE void move(std::uint32_t turn) const {
+    const std::uint32_t number = turn - first;
+    int at = params.num_payloads - 1;
+    while (params.payloads[at].first_piece > number) --at;
+    const ExpertPayload& payload = params.payloads[at];
+    const std::uint32_t offset = (number - payload.first_piece) * LoadBalanceParams::kPieceBytes;
+    const std::uint32_t bytes = payload.bytes - offset;  // to the end of the expert; a piece may be shorter
+    std::byte* const own = payload.own + std::uint64_t{payload.bytes} * expert + offset;
+    HeldPiece held;
+    held.load(own, bytes);
+    for (int place = find(0); place >= 0; place = find(place + 1)) {
+      std::byte* const replica = params.slot(payload, place) + offset;
+      if (!params.reduces) {
+        held.store(replica, bytes);
+        continue;
+      }
+      HeldPiece other;
+      other.load(replica, bytes);
+      held.add(other);
+    }
+    if (params.reduces) held.store(own, bytes);
+  }
+
+  /// Moves pieces until none is left.
+  DEEP_EP_DEVICE void move_all() {
+    std::uint32_t* const next = &params.common.state->next_piece;
+    std::uint32_t turn = take_next(next);
+    while (seek(turn)) {
+      const std::uint32_t ticket = lane_index() == 0 ? count_up(next) : 0;  // not needed before this piece is done
+      move(turn);
+      turn = warp::shuffle(ticket, 0);
+    }
+  }
+};
+
+/// No rank's slots are written, and none of its gradients read, before that rank has reached the call; and no rank goes
+/// on before all have done their part.
+DEEP_EP_DEVICE void move_replicas_body(const LoadBalanceParams& params, std::byte* /*shared*/) {
+  const IntranodeParams& common = params.common;
+  const Call call = Call::begin(common.state->load_balance, params.wait);
+
+  // 1. All ranks come.
+  const Meeting meeting{common,     {params.wait},    Wanted::load_balance_call, MeetingKind::load_balance,
+                        call.epoch, params.first_rank};
+  const Arrival ours{{0, 0, 0, 0, static_cast<std::int32_t>(params.shape ^ params.shape >> 32)}};
+  if (call.begun && block_index() == 0) meeting.announce(ours);
+  const bool come = call.begun && meeting.hear_all(ours);
+  fence<Scope::system>();  // gradients that peers had written before are read by ordinary loads
+  const bool good = block::all(come);
+
+  // 2. This rank moves what it has to.
+  if (good) ReplicatedPieces{params}.move_all();
+
+  // 3. The last block tells all ranks, and waits until they are done, too.
+  call.end([&] {
+    // After a fault in another block its pieces are missing, and no peer may take them for moved.
+    const int peers = good && !aborted(params.wait) ? common.num_ranks : 0;
+    block::each(peers, [&](int peer) {
+      store_release<Scope::system>(common.signal_to(peer, IntranodeSignal::load_balance_done), call.epoch);
+    });
+    block::each(peers, [&](int peer) {
+      wait_signal(params.wait, common.signal_from(peer, IntranodeSignal::load_balance_done),
+                  {params.first_rank + peer, Wanted::load_balance_done, call.epoch});
+    });
+    if (thread_index() == 0) store_relaxed<Scope::gpu>(&common.state->next_piece, std::uint32_t{0});
+  });
+}
+
+}  // namespace deep_ep::device
+
+DEEP_EP_DEFINE_KERNEL(move_replicas, deep_ep::device::move_replicas_body)

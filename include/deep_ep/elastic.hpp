@@ -23,7 +23,7 @@
 
 namespace deep_ep {
 
-/// For later calls. What is not valid is -1.
+/// For later calls. Rows after the last valid one are undefined.
 struct ElasticDispatchHandle {
   Tensor source_ends = {};  ///< [R] int32: ends of the sources' rows, at most N; the last one: valid rows
   /// [E / R] int32: with `expand` where each expert's rows end, without their gap; otherwise sums of the counts, each

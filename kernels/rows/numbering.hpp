@@ -250,21 +250,6 @@ struct SelectionNumberer {
     });
   }
 
-  /// By all threads: rows behind the last one hold nothing.
-  DEEP_EP_DEVICE void clear_rows() const {
-    const int topk = num_topk();
-    const std::int64_t rows =
-        Tokens::kOfAllRanks ? shared.totals[params.rank] : shared.source_ends[params.num_ranks - 1];
-#pragma unroll 1
-    for (std::int64_t row = rows + block * block_threads() + thread_index(); row < params.metadata.num_rows;
-         row += std::int64_t{params.blocks} * block_threads()) {
-#pragma unroll 1
-      for (int column = 0; column < RowMetadata::kColumnsBefore + topk; ++column) params.metadata.row(row)[column] = -1;
-#pragma unroll 1
-      for (int k = 0; k < topk; ++k) params.local[row * topk + k] = -1;
-    }
-  }
-
   /// By all threads of a block, before number().
   DEEP_EP_DEVICE void clear() const {
     block::each(params.warps * columns, [&](int at) { shared.next[at] = 0; });
@@ -282,7 +267,6 @@ struct SelectionNumberer {
       write_totals();
     }
     number_share();
-    if (params.clear_tail) clear_rows();
   }
 };
 

@@ -71,7 +71,6 @@ struct NumberingParams {
   int alignment;
   std::int32_t* counts;    ///< [blocks, columns]: what blocks tell each other; one block needs none
   std::uint64_t* counted;  ///< a word of Progress: the calls in which they have done so
-  bool clear_tail;         ///< rows behind the last one say that they hold nothing
   int blocks;              ///< the last ones of the grid
   int warps;               ///< of each of these blocks, for which shared memory has room
   int few;                 ///< selections of each source that each block keeps in shared memory; 0: they are many

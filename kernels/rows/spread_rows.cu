@@ -67,7 +67,7 @@ DEEP_EP_DEVICE void clear_gaps(const SpreadRowsParams& params, std::int64_t warp
   }
 }
 
-/// By all threads of the grid: what each row selects on this rank. Behind the last row weights are zeros.
+/// By all threads of the grid: what each row selects on this rank. Rows behind the last one select nothing.
 DEEP_EP_DEVICE void copy_selections(const SpreadRowsParams& params, std::int64_t valid) {
   const std::int64_t threads = std::int64_t{grid_blocks()} * block_threads();
   const std::int64_t thread = std::int64_t{block_index()} * block_threads() + thread_index();
@@ -75,11 +75,12 @@ DEEP_EP_DEVICE void copy_selections(const SpreadRowsParams& params, std::int64_t
   if (params.spread_topk_idx == nullptr && params.weights == nullptr) return;
 #pragma unroll 1
   for (std::int64_t at = thread; at < params.metadata.num_rows * num_topk; at += threads) {
-    const std::int32_t local = load_weak(params.local + at);
+    const bool there = at < valid * num_topk;
+    const std::int32_t local = there ? load_weak(params.local + at) : -1;
     if (params.spread_topk_idx != nullptr) {
       store_topk_index(params.spread_topk_idx, params.indices_are_64_bit, at, local);
     }
-    if (params.weights != nullptr && at >= valid * num_topk) params.spread_weights[at] = 0;
+    if (params.weights != nullptr && !there) params.spread_weights[at] = 0;
   }
 }
 

@@ -58,7 +58,6 @@ NumberingParams numbering_params(const ElasticDispatchArguments& arguments, cons
   params.max_tokens = arguments.max_tokens;
   params.alignment = arguments.expert_alignment;
   params.metadata.num_topk = static_cast<int>(arguments.topk_idx.size(1));
-  params.clear_tail = !arguments.exact;
   return params;
 }
 

@@ -195,12 +195,14 @@ inline void check_elastic(Rank& rank, const Case& one, const ElasticKind& kind, 
     metadata.push_back(source * shape.topk + last);
     for (int k = 0; k < shape.topk; ++k) metadata.push_back(layout.slots[std::size_t(row * shape.topk + k)]);
   }
-  const std::int64_t rows = handle.metadata.size(0);
-  metadata.resize(std::size_t(rows * (shape.topk + 2)), -1);
-  local.resize(std::size_t(rows * shape.topk), -1);
+  const auto valid = [&](const Tensor& tensor) {
+    auto values = ints(tensor);
+    values.resize(std::size_t(came.rows * tensor.size(1)));
+    return values;
+  };
   require_same(ends, ints(handle.source_ends), "source_ends");
-  require_same(metadata, ints(handle.metadata), "metadata", shape.topk + 2);
-  require_same(local, ints(handle.local_topk_idx), "local", shape.topk);
+  require_same(metadata, valid(handle.metadata), "metadata", shape.topk + 2);
+  require_same(local, valid(handle.local_topk_idx), "local", shape.topk);
 
   const auto& selected = one.selections[std::size_t(me)].idx;
   const bool in_node = !handle.route.destination_row.defined();

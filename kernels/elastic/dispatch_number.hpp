@@ -33,9 +33,9 @@ struct ToldTokens {
     const std::int32_t* const totals = numberer.shared.totals;
 #pragma unroll 1
     for (int expert = lane_index(); expert < params.numbers.num_experts; expert += kWarpSize) {
-      host.tokens_per_expert[expert] = align_up(totals[numberer.column_of_expert(expert)], params.numbers.alignment);
+      host.tokens_per_expert[expert] = align_up(totals[expert], params.numbers.alignment);
     }
-    if (lane_index() == 0) host.num_recv_tokens = totals[params.common.rank];
+    if (lane_index() == 0) host.num_recv_tokens = totals[numberer.column_of_rank(params.common.rank)];
     warp::sync();
     if (lane_index() == 0) store_release<Scope::system>(&host.epoch, epoch);
   }

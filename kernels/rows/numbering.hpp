@@ -13,19 +13,6 @@
 
 namespace deep_ep::device {
 
-struct Share {
-  int begin, end;
-
-  /// Part `number` of `parts`, in multiples of `step`.
-  DEEP_EP_DEVICE Share part(int number, int parts, int step) const {
-    const int steps = (end - begin + step - 1) / step;
-    const int each = (steps + parts - 1) / parts * step;
-    const int first = begin + number * each;
-    const int behind = first + each;
-    return {first < end ? first : end, behind < end ? behind : end};
-  }
-};
-
 /// By one warp: `put(i, sum)` for each i below `count`, the sum of the values of those up to i.
 template <class Value, class Put>
 DEEP_EP_DEVICE void running_sums(int count, Value value, Put put) {
@@ -69,8 +56,9 @@ struct SelectionNumberer {
   const int columns = params.columns(Tokens::kOfAllRanks);
 
   DEEP_EP_DEVICE int num_topk() const { return params.metadata.num_topk; }
-  DEEP_EP_DEVICE int column_of_expert(int local) const { return (Tokens::kOfAllRanks ? params.num_ranks : 0) + local; }
-  DEEP_EP_DEVICE int column_of_source(int source) const { return params.num_ranks + params.num_experts + source; }
+  // Of a local expert it is the expert's number.
+  DEEP_EP_DEVICE int column_of_rank(int rank) const { return params.num_experts + rank; }
+  DEEP_EP_DEVICE int column_of_source(int source) const { return column_of_rank(params.num_ranks + source); }
   DEEP_EP_DEVICE std::int32_t* own() const {
     return shared.next + (warp_index() < params.warps ? warp_index() : 0) * columns;
   }
@@ -82,16 +70,17 @@ struct SelectionNumberer {
   DEEP_EP_DEVICE void for_each_selection(Visit visit) const {
     const int topk = num_topk(), at_once = kWarpSize / topk;
     if (warp_index() >= params.warps) return;
-    const Share all{0, shared.source_ends[params.num_ranks - 1]};
-    const Share share = all.part(block, params.blocks, at_once).part(warp_index(), params.warps, at_once);
+    const int all = shared.source_ends[params.num_ranks - 1], shares = params.blocks * params.warps;
+    const int share = ((all + at_once - 1) / at_once + shares - 1) / shares * at_once;
+    const int begin = (block * params.warps + warp_index()) * share, end = begin + share < all ? begin + share : all;
     const int of_lane = lane_index() / topk;
     int source = 0;
 #pragma unroll 1
-    for (int first = share.begin; first < share.end; first += at_once) {
+    for (int first = begin; first < end; first += at_once) {
       const int position = first + of_lane;
       Selection selection{};
       selection.position = position;
-      selection.there = of_lane < at_once && position < share.end;
+      selection.there = of_lane < at_once && position < end;
       selection.rank = selection.local = -1;
       selection.k = lane_index() - of_lane * topk;
       selection.token_lanes = (topk == kWarpSize ? 0xffffffffu : (1u << topk) - 1) << (of_lane * topk % kWarpSize);
@@ -112,9 +101,9 @@ struct SelectionNumberer {
   DEEP_EP_DEVICE void count(int column) const { add_relaxed<Scope::block>(own() + column, 1); }
   DEEP_EP_DEVICE void count_share() const {
     for_each_selection([&](const Selection& selection) {
-      if (Tokens::kOfAllRanks && selection.leads()) count(selection.rank);
+      if (Tokens::kOfAllRanks && selection.leads()) count(column_of_rank(selection.rank));
       if (selection.local < 0) return;
-      count(column_of_expert(selection.local));
+      count(selection.local);
       if (Tokens::kOfAllRanks && selection.leads()) count(column_of_source(selection.source));
     });
   }
@@ -183,7 +172,7 @@ struct SelectionNumberer {
 
   /// By one warp: each expert's rows begin behind those of the experts before, rounded up.
   DEEP_EP_DEVICE void find_starts() const {
-    const auto rows = [&](int expert) { return align_up(shared.totals[column_of_expert(expert)], params.alignment); };
+    const auto rows = [&](int expert) { return align_up(shared.totals[expert], params.alignment); };
     running_sums(params.num_experts, rows,
                  [&](int expert, std::int32_t end) { shared.starts[expert] = end - rows(expert); });
   }
@@ -191,7 +180,7 @@ struct SelectionNumberer {
   /// By one block: what is said of each source and each expert.
   DEEP_EP_DEVICE void write_totals() const {
     block::each(params.num_experts, [&](int expert) {
-      const std::int32_t count = shared.totals[column_of_expert(expert)];
+      const std::int32_t count = shared.totals[expert];
       params.expert_counts[expert] = count;
       params.expert_ends[expert] = shared.starts[expert] + (params.expand ? count : align_up(count, params.alignment));
       if (params.stats != nullptr) params.stats[expert] += count;
@@ -226,7 +215,7 @@ struct SelectionNumberer {
       // Of the token at the expert's rank.
       std::int32_t row = selection.position;
       if (Tokens::kOfAllRanks) {
-        const std::int32_t of_leader = take(selection.rank, 0, selection.leads());
+        const std::int32_t of_leader = take(column_of_rank(selection.rank), 0, selection.leads());
         row = warp::shuffle(of_leader, lowest_bit(selection.same));
         if (selection.there && selection.source == params.rank) {
           params.rows_at_owners[std::int64_t{selection.token} * topk + selection.k] = selection.rank < 0 ? -1 : row;
@@ -237,7 +226,7 @@ struct SelectionNumberer {
       const bool here = selection.local >= 0;
       std::int32_t slot = -1;
       if (params.expand) {
-        slot = take(column_of_expert(selection.local), here ? shared.starts[selection.local] : 0, here);
+        slot = take(selection.local, here ? shared.starts[selection.local] : 0, here);
       }
       const std::uint32_t of_token = warp::ballot(here) & selection.token_lanes;
       const std::int32_t received = warp::shuffle(row, of_token != 0 ? lowest_bit(of_token) : 0);

@@ -50,8 +50,8 @@ struct SumRowsParams {
   std::int32_t* weights;  ///< out, bits of [num_tokens, num_topk]; nullptr: not wanted
 };
 
-/// Arguments of blocks that number selections. Columns of counters: with tokens of all ranks, rows for each rank; then
-/// selections of each local expert; then, with tokens of all ranks, rows of this rank from each source.
+/// Arguments of blocks that number selections. Columns of counters: selections of each local expert; then, with tokens
+/// of all ranks, rows for each rank, and rows of this rank from each source.
 struct NumberingParams {
   // Out: what is known of the rows of a dispatch, for the handle.
   RowMetadata metadata;

@@ -456,15 +456,16 @@ class FrameworkResults final : public ResultTensors {
     const bool gpu = wanted[0].device.kind == Device::Kind::cuda, by_other = gpu && order.other;
     const bool on_other = gpu && current_stream(wanted[0].device) != order.stream;
     if (heap) {
-      if (!helper.attr("in_heap").cast<bool>()) return {};
+      if (skip_ > 0) return --skip_, std::vector<Tensor>();
       const SetWithin segments(current_heap, heap);
       const py::object tensors = helper.attr("make_in_heap")(
           describe(wanted), reinterpret_cast<std::uintptr_t>(order.stream), on_other, by_other, heap->largest_free());
-      if (tensors.is_none()) return {};
-      std::vector<Tensor> made = tensors_over(tensors, wanted);
-      // PyTorch takes them from elsewhere where its allocator is set to do so.
+      std::vector<Tensor> made = tensors.is_none() ? std::vector<Tensor>() : tensors_over(tensors, wanted);
+      // PyTorch takes them from elsewhere where its allocator is set to do so, or where the program uses another pool.
       const auto inside = [&](const Tensor& tensor) { return heap->contains(tensor.data()); };
-      helper.attr("placed")(std::ranges::all_of(made, inside));
+      const bool missed = made.empty() || !std::ranges::all_of(made, inside);
+      skip_ = missed ? in_vain_ : 0;
+      in_vain_ = missed ? std::min(2 * in_vain_ + 1, kMostSkipped) : 0;
       return made;
     }
     try {
@@ -497,6 +498,10 @@ class FrameworkResults final : public ResultTensors {
   }
 
   std::shared_ptr<PyObject> helper_;
+  /// Calls that do not ask for memory of the heap, now and where there is none again: PyTorch has looked everywhere,
+  /// which takes long, and tells those who observe it. So it is asked less and less often.
+  static constexpr int kMostSkipped = 63;
+  int skip_ = 0, in_vain_ = 0;
 };
 
 }  // namespace

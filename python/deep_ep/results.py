@@ -8,11 +8,10 @@ there.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import functools
 import math
-from typing import Any, DefaultDict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -25,20 +24,6 @@ Wanted = Sequence[Tuple[Tuple[int, ...], Tuple[int, ...], torch.dtype]]
 _SEGMENT = 2 << 20
 _ALIGNMENT = 512
 _LEAST = 16 << 20  # of a segment for large blocks
-_MOST_SKIPPED = 63
-
-
-class _Stream:
-    """What the pool has had for a stream."""
-
-    segment = 0  # bytes of the largest one
-    skip = 0  # calls that do not ask
-    missed = 0  # what skip becomes when there is no room again
-
-    def miss(self) -> None:
-        """PyTorch has looked everywhere, which takes long, and tells those who observe it: so less and less often."""
-        self.skip = self.missed
-        self.missed = min(2 * self.missed + 1, _MOST_SKIPPED)
 
 
 class Results:
@@ -50,12 +35,9 @@ class Results:
     """
 
     def __init__(self, device: torch.device, communication: Optional[torch.cuda.Stream]) -> None:
-        #: Whether ``make_in_heap`` may have memory.
-        self.in_heap: bool = device.type == "cuda" and _has_pools()
         self._device, self._communication = device, communication
         self._pool: Any = None
-        self._streams: DefaultDict[int, _Stream] = collections.defaultdict(_Stream)
-        self._last = _Stream()
+        self._segments: Dict[int, int] = {}  # bytes of the largest one of each stream
 
     def make(self, wanted: Wanted, on_communication: bool, used_by_other: bool, segment: int = 0) -> List[torch.Tensor]:
         """In PyTorch's ordinary memory. ``on_communication``: for the communication stream instead of the current one;
@@ -75,49 +57,30 @@ class Results:
     def make_in_heap(
         self, wanted: Wanted, stream: int, on_communication: bool, used_by_other: bool, largest: int
     ) -> Optional[List[torch.Tensor]]:
-        """The same in the heap, of which ``largest`` bytes are free in one piece; ``None``: it has no room. ``stream``: the
-        handle of that stream. The native buffer sees to it that the pool's segments come from the heap."""
-        of_stream = self._streams[stream]
-        if of_stream.skip > 0:
-            of_stream.skip -= 1
+        """The same in the heap, of which ``largest`` bytes are free in one piece; ``None``: it has no room, or this PyTorch, as
+        it is set, has no pools. ``stream``: the handle of that stream. The native buffer sees to it that the pool's segments
+        come from the heap."""
+        # Pools of PyTorch before 2.8 take what other threads allocate at the same time.
+        if self._device.type != "cuda" or not hasattr(torch._C, "_cuda_beginAllocateCurrentThreadToPool"):
             return None
         try:
             if self._pool is None:
                 self._pool = torch.cuda.MemPool(_allocator().allocator())
             # Modes, as torch.set_default_device sets one, take longer than the calls.
             with torch._C.DisableTorchFunction(), torch.cuda.use_mem_pool(self._pool, self._device):
-                made = self.make(wanted, on_communication, used_by_other, self._segment_for(of_stream, wanted, largest))
-        except torch.cuda.OutOfMemoryError:
-            of_stream.miss()
+                return self.make(wanted, on_communication, used_by_other, self._segment_for(stream, wanted, largest))
+        except (RuntimeError, TypeError):  # among them OutOfMemoryError
             return None
-        except (RuntimeError, TypeError):  # this PyTorch, or what its allocator is set to, has no such pools
-            self.in_heap = False
-            return None
-        self._last = of_stream
-        return made
 
-    def placed(self, in_heap: bool) -> None:
-        """Tells where the tensors of the last ``make_in_heap`` lie. They lie outside of the heap if the program uses another
-        pool, or if PyTorch's allocator is set to do without ours."""
-        if in_heap:
-            self._last.missed = 0
-        else:
-            self._last.miss()
-
-    def _segment_for(self, of_stream: _Stream, wanted: Wanted, largest: int) -> int:
+    def _segment_for(self, stream: int, wanted: Wanted, largest: int) -> int:
         """Bytes of a larger segment that the pool is to take for the stream, 0 if it has one with room for ``wanted``."""
         bytes = sum(math.prod(shape) * dtype.itemsize + _ALIGNMENT for shape, _, dtype in wanted)
-        if bytes <= of_stream.segment:
+        if bytes <= self._segments.get(stream, 0):
             return 0
-        of_stream.segment = max(2 * bytes, _LEAST) // _SEGMENT * _SEGMENT
+        segment = self._segments[stream] = max(2 * bytes, _LEAST) // _SEGMENT * _SEGMENT
         # Set so, the allocator does not cut large blocks.
         cuts = torch.cuda.memory_stats(self._device).get("max_split_size", -1) < 0
-        return of_stream.segment if cuts and of_stream.segment <= largest else 0
-
-
-def _has_pools() -> bool:
-    """PyTorch 2.8 and later. Pools of older versions take what other threads allocate at the same time."""
-    return hasattr(torch._C, "_cuda_beginAllocateCurrentThreadToPool")
+        return segment if cuts and segment <= largest else 0
 
 
 @functools.lru_cache(maxsize=None)

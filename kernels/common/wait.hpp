@@ -21,7 +21,7 @@ struct Awaited {
 
 /// A wait under way.
 struct Poll {
-  std::uint64_t begin = 0;  ///< when it began, in now_ns()
+  std::uint64_t begin = 0;  ///< of its first look at the clock, in now_ns()
   std::uint64_t seen = 0;   ///< set by the look: what was found instead, for the fault record
   /// The first look, and each one before the clock is read. A wait for several things may look at only one of them
   /// otherwise: polls of many threads slow down what they wait for.
@@ -37,12 +37,13 @@ DEEP_EP_DEVICE bool poll_until(Arrived arrived, GivesUp gives_up) {
   Poll poll;
 #pragma unroll 1
   for (std::uint32_t spins = 0;; ++spins) {
-    const bool looks = spins % kSpinsToLook == kSpinsToLook - 1;  // the clock costs more than a poll
+    const bool looks = spins % kSpinsToLook == kSpinsToLook - 1;
     poll.thorough = spins == 0 || looks;
     if (arrived(poll)) return true;
-    if (spins == 0) poll.begin = now_ns();
     pause(static_cast<int>(spins));
-    if (looks && gives_up(poll)) return false;
+    if (!looks) continue;
+    if (poll.begin == 0) poll.begin = now_ns();  // not before: what arrives while the clock is read waits for it
+    if (gives_up(poll)) return false;
   }
 }
 

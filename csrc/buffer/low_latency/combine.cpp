@@ -80,17 +80,20 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyCombinePlan& pla
   // As many blocks as have anything to do.
   using namespace device::low_latency;
   // Unreduced: groups share the selections of a row, and one more block waits for what all say. Two blocks add a token
-  // where there are so many, but for ranks that RDMA reaches, or that calls may leave out.
+  // where there are so many, but for ranks that RDMA reaches, or that calls may leave out. For others one more block
+  // tells what concerns all ranks, if an SM is left for it.
   const int pieces = params.expert_rows() * (unreduced ? int{params.num_topk} : 1);
   const int to_push = groups == 0 ? 0 : (pieces + groups - 1) / groups;
   const int waiting = unreduced && receives(phase) && sms > 1 ? 1 : 0;
-  const bool by_two = plan.posters == 0 && params.common.mask == nullptr && 2 * params.num_tokens <= sms - waiting;
+  const bool plain = plan.posters == 0 && params.common.mask == nullptr;
+  const bool by_two = plain && 2 * params.num_tokens <= sms - waiting;
   const int blocks_of_token = !receives(phase) ? (unreduced ? 0 : 1) : by_two ? 2 : 1;
   LowLatencyPart part{.phase = phase};
   part.working_blocks = std::clamp(std::max(to_push, params.num_tokens * blocks_of_token), 1, sms - waiting);
+  const int telling = plain && part.working_blocks < sms ? 1 : 0;
   const CombineShared shared(Carver::without_memory(), params.common.num_ranks, plan.posters != 0 ? plan.warps : 0,
                              groups * params.held_up(groups * part.working_blocks));
-  part.shape = {part.working_blocks + waiting + plan.posters, plan.warps * 32, shared.bytes};
+  part.shape = {part.working_blocks + telling + plan.posters, plan.warps * 32, shared.bytes};
   return part;
 }
 

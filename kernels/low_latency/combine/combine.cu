@@ -54,10 +54,6 @@ struct CombinePusher : RowPusher {
     // By rails rows go to other ranks than those that announce that they want them.
     const int width = params.common.rail_width;
     if (call.uses_rails() && !shared.await_room(call, call.own_node() * width, width)) return;
-    if constexpr (kWeighted) {
-      if (!shared.await_room(call, 0, params.common.num_ranks)) return;
-      if (block_index() == 0 && warp_index() == 0) call.announce_meaning();
-    }
     each([&](const CombineRow& row, int) {
       // The same for all lanes, even while another warp masks the rank.
       return warp::any(masked(params.common, row.source)) || push(call, row) || !warp::any(aborted(params.common.wait));
@@ -257,12 +253,15 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   const int group = warp / params.warps_per_row;
   const int held_up = kUnreduced ? groups * params.held_up(groups * common.working_blocks) : 0;
   const CombineShared shared(Carver(memory), common.num_ranks, 0, held_up);
-  const bool posts = kRdma && block_index() >= common.working_blocks;
-  const bool pushes = group < groups && !posts;
-  const bool announces = kAnnounced && sends_part && !posts;
-  // The tokens of this block. Two blocks share one if there are so many, and unreduced the last block has none.
+  const bool works = block_index() < common.working_blocks;
+  const bool posts = kRdma && !works;
+  // What concerns all ranks, one block tells and waits for. If an SM is left for it, this block does nothing else.
+  const bool tells = block_index() == (kRdma ? 0 : grid_blocks() - 1);
+  const bool pushes = group < groups && works;
+  const bool announces = kAnnounced && sends_part && works;
+  // The tokens of this block. Two blocks share one if there are so many.
   const int by_two = !kRdma && common.mask == nullptr && 2 * params.num_tokens <= common.working_blocks ? 1 : 0;
-  const int first = kUnreduced && block_index() >= common.working_blocks ? params.num_tokens : block_index() >> by_two;
+  const int first = works ? block_index() >> by_two : params.num_tokens;
 
   // 1. Loads under way: the first row to push; the selection that this thread announces first, or those of the first
   // token to add.
@@ -286,7 +285,7 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   const Call sending(params, epochs.send, meaning), receiving(params, epochs.receive, meaning);
   LowLatencyCounters& counters = common.counters(LowLatencyKind::combine);
   if (is_middle_thread()) counters.add_share(params.phase);
-  if (last_warp && block_index() == 0 && (kAnnounced || sends_part)) {
+  if (last_warp && tells && (kAnnounced || sends_part)) {
     sending.acknowledge_all(epochs.receive - 1, masks && sends_part);
     warp::sync();
   }
@@ -298,8 +297,10 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   if constexpr (kAnnounced) {
     if (announces) announce(params, sending, shared, loaded);
   }
-  if (pushes) pusher.push_all(sending);
-  if (last_warp && block_index() == 0 && masks && sends_part) {  // until all ranks that will come have begun
+  const bool room = kAnnounced || !sends_part || shared.await_room(sending, 0, common.num_ranks);
+  if (kWeighted && sends_part && room && tells && warp == 0) sending.announce_meaning();
+  if (pushes && room) pusher.push_all(sending);
+  if (last_warp && tells && masks && sends_part) {  // until all ranks that will come have begun
     warp::each(common.num_ranks, [&](int peer) {
       if (!masked(common, peer)) sending.await_progress(peer, 0, Wanted::low_latency_combine_selection);
     });
@@ -307,7 +308,7 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
 
   // 4. Add up the rows that come; where ranks are masked, with the same ranks in all tokens.
   if (receives(params.phase)) {
-    if (!kAnnounced && last_warp && block_index() == grid_blocks() - 1) receiving.await_meanings();
+    if (!kAnnounced && last_warp && tells) receiving.await_meanings();
     const int member = (block_index() & by_two) * block_warps() + warp;
     const Adder adder{params, wire, receiving, member, block_warps() << by_two, loaded, first};
     const int step = common.working_blocks >> by_two;

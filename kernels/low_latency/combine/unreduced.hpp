@@ -37,9 +37,8 @@ namespace deep_ep::device::low_latency {
 struct UnreducedPusher : RowPusher {
   static constexpr int kTogether = 4;  ///< lines of a thread whose loads are under way at once
 
-  /// By whole warps: all rows, once their owners have room.
+  /// By whole warps: all rows.
   DEEP_EP_DEVICE void push_all(const UnreducedCall& call) const {
-    if (!shared.await_room(call, 0, params.common.num_ranks)) return;
     if (params.signals.words == nullptr) {
       push_rows<false>(call);
       return;

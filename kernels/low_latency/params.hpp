@@ -149,8 +149,7 @@ constexpr int kNvfp4ScaleChannels = 16;  ///< a scale is a byte: four of them in
 struct LowLatencyRow {
   int hidden, num_topk;
   LowLatencyFormat format;
-  bool by_rails = false;
-  bool weighted = false;
+  bool by_rails, weighted;
 
   DEEP_EP_HOST_DEVICE bool scaled() const { return format != LowLatencyFormat::bf16; }
   DEEP_EP_HOST_DEVICE bool nvfp4() const { return format == LowLatencyFormat::nvfp4; }
@@ -247,16 +246,15 @@ struct LowLatencyDispatchParams : LowLatencyCallParams {
   // Equal on all ranks.
   Divisor count_cells;  ///< that tell one rank how many rows it gets: one, and one for each two of its experts
   LowLatencyFormat format;
+  bool weighted;  ///< rows carry the weights of combine
 
   // What is sent.
   const std::byte* x;            ///< [num_tokens, hidden] bfloat16
   const float* combine_weights;  ///< [num_tokens, num_topk], if rows carry weights
   const float* global_scale;     ///< [1], of nvfp4; nullptr: 1
 
-  /// A row as it travels, directly or by rails, with weights or without.
-  DEEP_EP_HOST_DEVICE LowLatencyRow row(bool by_rails, bool weighted = false) const {
-    return {hidden, num_topk, format, by_rails, weighted};
-  }
+  /// A row as it travels, directly or by rails.
+  DEEP_EP_HOST_DEVICE LowLatencyRow row(bool by_rails) const { return {hidden, num_topk, format, by_rails, weighted}; }
 
   // What is received: R = num_ranks, M = max_tokens, L = num_local_experts.
   DEEP_EP_HOST_DEVICE LowLatencyScales scale_layout() const { return {format, hidden, expert_rows()}; }

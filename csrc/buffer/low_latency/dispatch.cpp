@@ -17,7 +17,7 @@ namespace deep_ep {
 namespace {
 
 /// Grid and shared memory of a part. `plan`: complete but for its parts.
-LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyDispatchPlan& plan, int num_sms, bool weighted,
+LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyDispatchPlan& plan, int num_sms,
                          const LowLatencySetup& setup) {
   const LowLatencyDispatchParams& params = plan.params;
   const int ranks = params.common.num_ranks;
@@ -31,7 +31,7 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyDispatchPlan& pl
       std::clamp<std::int64_t>(std::max(to_send, to_receive), least, plan.most_working_blocks(num_sms, setup, least)));
   const bool by_rails = params.common.rail_width != 0;
   const device::low_latency::DispatchShared shared(Carver::without_memory(), ranks, params.num_experts(),
-                                                   sends(phase) ? params.row(by_rails, weighted).stage_bytes() : 0,
+                                                   sends(phase) ? params.row(by_rails).stage_bytes() : 0,
                                                    plan.posters != 0 ? plan.warps : 0);
   part.shape = {part.working_blocks + plan.posters, plan.warps * 32, shared.bytes};
   return part;
@@ -123,23 +123,20 @@ LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& argument
                                    device, DType::int32, {params.num_local_experts});
   params.combine_weights =
       checked_memory<float>("combine_weights", arguments.combine_weights, device, DType::float32, {x.size(0), topk});
-  const bool weighted = weights_travel(arguments, setup);
+  // Not where a rank may be left out, and not where other ranks have to know which rows an owner expects.
+  params.weighted = arguments.combine_weights && !setup.rdma() && setup.common.mask == nullptr;
   set_arrivals(params, arguments, setup);
-  choose_rails(!arguments.return_recv_hook, params, params.row(false, weighted).bytes(), params.row(true).bytes(),
-               setup);
+  choose_rails(!arguments.return_recv_hook, params, params.row(false).bytes(), params.row(true).bytes(), setup);
   params.call_shape =
       shape_of({params.max_tokens, params.hidden, params.num_local_experts, static_cast<int>(params.format),
-                params.num_topk, params.common.rail_width, weighted ? 1 : 0, too_many_tokens(arguments) ? 1 : 0},
+                params.num_topk, params.common.rail_width, params.weighted ? 1 : 0, too_many_tokens(arguments) ? 1 : 0},
                31);
   if (too_many_tokens(arguments)) params.num_tokens = 0;
 
-  plan.choose(weighted       ? choices::dispatch_low_latency_weighted
-              : setup.rdma() ? choices::dispatch_low_latency_rdma
-                             : choices::dispatch_low_latency,
-              setup);
+  plan.choose(setup.rdma() ? choices::dispatch_low_latency_rdma : choices::dispatch_low_latency, setup);
   params.warps_per_row = warps_per_row(plan, arguments.num_sms, setup);
   plan.plan_parts(arguments.return_recv_hook, setup,
-                  [&](LowLatencyPhase phase) { return plan_part(phase, plan, arguments.num_sms, weighted, setup); });
+                  [&](LowLatencyPhase phase) { return plan_part(phase, plan, arguments.num_sms, setup); });
   return plan;
 }
 
@@ -152,7 +149,6 @@ LowLatencyDispatchResult Buffer::low_latency_dispatch(const LowLatencyDispatchAr
 
   LowLatencyDispatchParams& params = plan.params;
   const std::int64_t ranks = params.common.num_ranks, blocks = params.num_local_experts;
-  const bool weighted = weights_travel(arguments, mode.setup_);
   LowLatencyDispatchResult result;
   LowLatencyHandle& handle = result.handle;
   handle = {.num_tokens = params.num_tokens,
@@ -160,14 +156,14 @@ LowLatencyDispatchResult Buffer::low_latency_dispatch(const LowLatencyDispatchAr
             .num_topk = params.num_topk,
             .num_experts = arguments.num_experts,
             .hidden = params.hidden,
-            .has_weights = weighted};
+            .has_weights = params.weighted};
   WantedTensors wanted(mode.setup_.device);
   want_rows(wanted, result, params, mode.setup_.device);
   wanted.begin_piece();  // the rows are large and often dropped early
   wanted.add(result.recv_count, &params.recv_count, DType::int32, {blocks});
   wanted.add(handle.layout_range, &params.layout_range, DType::int64, {blocks, ranks});
   wanted.add(handle.src_info, &params.src_info, DType::int32, {blocks, params.expert_rows()});
-  wanted.add(handle.row_table, &params.row_table, DType::int32, {params.table().height(weighted), ranks});
+  wanted.add(handle.row_table, &params.row_table, DType::int32, {params.table().height(params.weighted), ranks});
   scope.make_results(wanted, false, 3);
 
   const auto keep = [&] {

@@ -111,12 +111,6 @@ inline bool too_many_tokens(const LowLatencyDispatchArguments& arguments) {
 LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& arguments, const LowLatencySetup& setup);
 LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, const LowLatencySetup& setup);
 
-/// Do the dispatch's rows carry weights? Not where a rank may be left out, and not where other ranks have to know which
-/// rows an owner expects.
-inline bool weights_travel(const LowLatencyDispatchArguments& arguments, const LowLatencySetup& setup) {
-  return arguments.combine_weights && !setup.rdma() && setup.common.mask == nullptr;
-}
-
 // What plans of dispatch and of combine have in common.
 
 /// Decides whether the call goes by rails, if it `may`. Its rows have so many bytes directly, and by rails.

@@ -96,11 +96,11 @@ DEEP_EP_DEVICE void post_dispatch(DispatchSender<true>& sender) {
              [&](CallPoster<DispatchCall<true>>& poster) { post_to(sender, poster); });
 }
 
-/// kRdma: some ranks are reached by RDMA. kWeighted: rows carry the weights of combine.
-template <bool kRdma, bool kWeighted>
+/// kRdma: some ranks are reached by RDMA.
+template <bool kRdma>
 DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::byte* memory) {
   const LowLatencyParams& common = params.common;
-  const LowLatencyRow row = params.row(kRdma && common.rail_width != 0, kWeighted);
+  const LowLatencyRow row = params.row(kRdma && common.rail_width != 0);
   const bool sending = sends(params.phase);
   const DispatchShared shared(Carver(memory), common.num_ranks, params.num_experts(), sending ? row.stage_bytes() : 0,
                               0);
@@ -162,6 +162,5 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
 
 }  // namespace deep_ep::device::low_latency
 
-DEEP_EP_DEFINE_KERNEL(dispatch_low_latency, (deep_ep::device::low_latency::dispatch_body<false, false>))
-DEEP_EP_DEFINE_KERNEL(dispatch_low_latency_weighted, (deep_ep::device::low_latency::dispatch_body<false, true>))
-DEEP_EP_DEFINE_KERNEL(dispatch_low_latency_rdma, (deep_ep::device::low_latency::dispatch_body<true, false>))
+DEEP_EP_DEFINE_KERNEL(dispatch_low_latency, deep_ep::device::low_latency::dispatch_body<false>)
+DEEP_EP_DEFINE_KERNEL(dispatch_low_latency_rdma, deep_ep::device::low_latency::dispatch_body<true>)

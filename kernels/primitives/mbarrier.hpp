@@ -7,6 +7,9 @@
 
 #include "kernels/primitives/target.hpp"
 #include "kernels/primitives/thread.hpp"
+#if DEEP_EP_TARGET_CUDA
+#include <cuda/ptx>
+#endif
 
 namespace deep_ep::device {
 
@@ -46,7 +49,7 @@ DEEP_EP_DEVICE void fence_init() {
 /// One arrival. What this thread wrote before is visible to those who wait for the phase.
 DEEP_EP_DEVICE void arrive(Mbarrier& barrier) {
 #if DEEP_EP_TARGET_CUDA
-  asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(shared_address(&barrier)) : "memory");
+  ::cuda::ptx::mbarrier_arrive(&barrier.word);
 #else
   host_machine::current_thread->machine->mbarrier_arrive(barrier.word, 0);
 #endif
@@ -55,9 +58,8 @@ DEEP_EP_DEVICE void arrive(Mbarrier& barrier) {
 /// One arrival, and `bytes` more that bulk loads must write before the phase ends.
 DEEP_EP_DEVICE void arrive_expect_bytes(Mbarrier& barrier, std::uint32_t bytes) {
 #if DEEP_EP_TARGET_CUDA
-  asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&barrier)),
-               "r"(bytes)
-               : "memory");
+  namespace ptx = ::cuda::ptx;
+  ptx::mbarrier_arrive_expect_tx(ptx::sem_release, ptx::scope_cta, ptx::space_shared, &barrier.word, bytes);
 #else
   host_machine::current_thread->machine->mbarrier_arrive(barrier.word, bytes);
 #endif
@@ -66,15 +68,7 @@ DEEP_EP_DEVICE void arrive_expect_bytes(Mbarrier& barrier, std::uint32_t bytes) 
 /// Has the phase of this parity ended? True: its arrivals' writes and its loads' bytes are visible to this thread.
 DEEP_EP_DEVICE bool test(Mbarrier& barrier, std::uint32_t parity) {
 #if DEEP_EP_TARGET_CUDA
-  std::uint32_t done;
-  asm volatile(
-      "{\n.reg .pred done;\n"
-      "mbarrier.test_wait.parity.acquire.cta.shared::cta.b64 done, [%1], %2;\n"
-      "selp.u32 %0, 1, 0, done;\n}"
-      : "=r"(done)
-      : "r"(shared_address(&barrier)), "r"(parity)
-      : "memory");
-  return done != 0;
+  return ::cuda::ptx::mbarrier_test_wait_parity(&barrier.word, parity);
 #else
   return host_machine::current_thread->machine->mbarrier_test(barrier.word, parity);
 #endif
@@ -83,16 +77,8 @@ DEEP_EP_DEVICE bool test(Mbarrier& barrier, std::uint32_t parity) {
 /// Waits until test() would be true. Without deadline: use it for what this block itself has under way.
 DEEP_EP_DEVICE void wait(Mbarrier& barrier, std::uint32_t parity) {
 #if DEEP_EP_TARGET_CUDA
-  std::uint32_t done;
-  do {
-    asm volatile(
-        "{\n.reg .pred done;\n"
-        "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 done, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, done;\n}"
-        : "=r"(done)
-        : "r"(shared_address(&barrier)), "r"(parity)
-        : "memory");
-  } while (done == 0);
+  while (!::cuda::ptx::mbarrier_try_wait_parity(&barrier.word, parity)) {
+  }
 #else
   host_machine::current_thread->machine->mbarrier_wait(barrier.word, parity);
 #endif

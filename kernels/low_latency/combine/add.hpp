@@ -134,8 +134,7 @@ struct CombineAdder {
     if constexpr (kUnreduced) {
       terms.expert = warp::shuffle(expert, selection);
       terms.weight = warp::shuffle(weight, selection);
-      const std::uint32_t of_term = lane < terms.count ? static_cast<std::uint32_t>(its_rank) : ~0u;
-      terms.first_of_rank = lowest_bit(warp::match_any(of_term)) == lane;
+      terms.first_of_rank = warp::shuffle(first, selection);
     }
     if (lane >= terms.count) return terms;
     terms.rank = its_rank;

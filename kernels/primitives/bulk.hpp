@@ -69,33 +69,29 @@ DEEP_EP_DEVICE void commit() {
 
 // A GPU takes the number of groups as a constant, here 0 to 7: with a larger one it waits like with 7.
 
-/// Waits until all but this thread's latest `groups_left` groups have read their shared memory: it may be reused.
-/// Says nothing about the destination.
-template <int kLeft = 0>
-DEEP_EP_DEVICE void wait_read(int groups_left) {
+namespace detail {
+template <bool kRead, int kLeft = 0>
+DEEP_EP_DEVICE void wait_groups(int groups_left) {
 #if DEEP_EP_TARGET_CUDA
   if constexpr (kLeft < 7) {
-    if (groups_left != kLeft) return wait_read<kLeft + 1>(groups_left);
+    if (groups_left != kLeft) return wait_groups<kRead, kLeft + 1>(groups_left);
   }
-  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kLeft) : "memory");
+  if constexpr (kRead) asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kLeft) : "memory");
+  if constexpr (!kRead) asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kLeft) : "memory");
 #else
-  host_machine::current_thread->machine->bulk_wait_read(groups_left);
+  host_machine::Machine& machine = *host_machine::current_thread->machine;
+  kRead ? machine.bulk_wait_read(groups_left) : machine.bulk_wait(groups_left);
 #endif
 }
+}  // namespace detail
+
+/// Waits until all but this thread's latest `groups_left` groups have read their shared memory: it may be reused.
+/// Says nothing about the destination.
+DEEP_EP_DEVICE void wait_read(int groups_left) { detail::wait_groups<true>(groups_left); }
 
 /// Waits until all but this thread's latest `groups_left` groups are complete. Once it has called fence_global(), their
 /// writes are visible to this thread and to whoever acquires a signal that it releases afterwards.
-template <int kLeft = 0>
-DEEP_EP_DEVICE void wait(int groups_left) {
-#if DEEP_EP_TARGET_CUDA
-  if constexpr (kLeft < 7) {
-    if (groups_left != kLeft) return wait<kLeft + 1>(groups_left);
-  }
-  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kLeft) : "memory");
-#else
-  host_machine::current_thread->machine->bulk_wait(groups_left);
-#endif
-}
+DEEP_EP_DEVICE void wait(int groups_left) { detail::wait_groups<false>(groups_left); }
 
 /// Orders ordinary accesses of this thread to global memory, and what it acquired, before its later bulk copies, and
 /// completed bulk copies before its later ordinary accesses.

@@ -173,9 +173,7 @@ DEEP_EP_DEVICE std::uint64_t now_ns() {
 /// Clock cycles of this SM; nanoseconds on the host.
 DEEP_EP_DEVICE std::int64_t clock_cycles() {
 #if DEEP_EP_TARGET_CUDA
-  std::int64_t now;
-  asm volatile("mov.u64 %0, %clock64;" : "=l"(now));
-  return now;
+  return clock64();
 #else
   return static_cast<std::int64_t>(host_machine::now_ns());
 #endif

@@ -27,13 +27,14 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyDispatchPlan& pl
   // Few rows are best spread over many SMs.
   const std::int64_t to_receive = receives(phase) ? std::int64_t{ranks} * params.max_tokens : 0;
   LowLatencyPart part{.phase = phase};
-  part.working_blocks = static_cast<int>(
-      std::clamp<std::int64_t>(std::max(to_send, to_receive), least, plan.most_working_blocks(num_sms, setup, least)));
+  const int most = plan.most_working_blocks(num_sms, setup, least);
+  part.working_blocks = static_cast<int>(std::clamp<std::int64_t>(std::max(to_send, to_receive), least, most));
+  const int telling = plan.posters == 0 && part.working_blocks < most ? 1 : 0;  // acknowledges the call before
   const bool by_rails = params.common.rail_width != 0;
   const device::low_latency::DispatchShared shared(Carver::without_memory(), ranks, params.num_experts(),
                                                    sends(phase) ? params.row(by_rails).stage_bytes() : 0,
                                                    plan.posters != 0 ? plan.warps : 0);
-  part.shape = {part.working_blocks + plan.posters, plan.warps * 32, shared.bytes};
+  part.shape = {part.working_blocks + telling + plan.posters, plan.warps * 32, shared.bytes};
   return part;
 }
 

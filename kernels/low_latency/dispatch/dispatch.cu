@@ -126,8 +126,12 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
     block::sync();
   }
   // The last warp acknowledges the call before: it seldom has counts to send, which its release would hold up. It does
-  // so before anything waits for room, as the peer may wait for ours.
-  if (tells && warp_index() == block_warps() - 1) sender.call().acknowledge_all(words.epochs.receive - 1);
+  // so before anything waits for room, as the peer may wait for ours. If an SM is left, a block does this alone.
+  const int telling_block = kRdma || grid_blocks() == common.working_blocks ? 0 : common.working_blocks;
+  if (block_index() == telling_block && warp_index() == block_warps() - 1) {
+    sender.call().acknowledge_all(words.epochs.receive - 1);
+  }
+  if (block_index() == common.working_blocks) return;
   if (sending && tells) {
     sender.send_counts();
     block::sync();

@@ -230,14 +230,14 @@ void Runtime::suspend() {
         "suspend: RDMA reaches ranks of this buffer, and NICs hold its memory, allowed: ranks of one node");
   }
   bootstrap_->begin(Purpose::sleeping);
-  agree(*bootstrap_, "ending the calls before suspend", [&] {
+  agree(*bootstrap_, "suspend", [&] {
     if (executor_->is_capturing(comm_stream_)) {
       throw InvalidArgument("suspend: calls are being recorded into a CUDA graph, and the host waits for calls");
     }
     check(true);
+    bootstrap_->barrier();  // a peer may have read here until now
+    heap_->keep(*bootstrap_);
   });
-  bootstrap_->barrier();  // a peer may have read here until now
-  heap_->keep(*bootstrap_);
   suspended_ = true;
   heap_->release_memory();
   bootstrap_->barrier();  // the system has the memory of all ranks
@@ -248,7 +248,7 @@ void Runtime::resume() {
   if (!suspended_) throw InvalidArgument("resume: the buffer is not suspended");
   executor_->make_current();
   bootstrap_->begin(Purpose::sleeping);
-  heap_->resume(*bootstrap_);
+  agree(*bootstrap_, "resume", [&] { heap_->resume(*bootstrap_); });
   suspended_ = false;
 }
 

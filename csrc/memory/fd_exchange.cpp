@@ -111,25 +111,21 @@ std::vector<UniqueFd> exchange_fds(Bootstrap& bootstrap, int fd, const UniqueFd&
   std::vector<UniqueFd> received(partners.size());
   std::size_t next = 0;
   for (bool all_sent = false; !all_sent;) {
-    agree(bootstrap, "sending file descriptors", [&] {
-      for (std::size_t sent = 0; next < partners.size() && sent < at_once; ++next) {
-        if (!partners[next]) continue;
-        send_fd(fd, bootstrap.rank(), next, offers[next]);
-        ++sent;
-      }
-    });
+    for (std::size_t sent = 0; next < partners.size() && sent < at_once; ++next) {
+      if (!partners[next]) continue;
+      send_fd(fd, bootstrap.rank(), next, offers[next]);
+      ++sent;
+    }
     // Behind this exchange all that was sent so far is in the queues of its receivers.
     const std::vector<std::size_t> done = all_gather_values(bootstrap, next);
     all_sent = std::ranges::min(done) == partners.size();
-    agree(bootstrap, "receiving file descriptors", [&] {
-      receive_fds(listener, offers[rank].secret, received);
-      for (std::size_t peer = 0; peer < partners.size() && all_sent; ++peer) {
-        if (partners[peer] && !received[peer]) {
-          fail<SystemError>("no file descriptor of rank {} has come (in this process too many may be open)", peer);
-        }
-      }
-    });
+    receive_fds(listener, offers[rank].secret, received);
     if (!all_sent) bootstrap.barrier();  // a rank that is taking calls would miss what such a call is yet to bring
+  }
+  for (std::size_t peer = 0; peer < partners.size(); ++peer) {
+    if (partners[peer] && !received[peer]) {
+      fail<SystemError>("no file descriptor of rank {} has come (in this process too many may be open)", peer);
+    }
   }
   return received;
 }

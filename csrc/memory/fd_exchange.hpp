@@ -22,9 +22,9 @@ UniqueFd listen_for_fds(FdOffer& offer);
 /// stay empty. `listener` is this rank's, and `offers` are those of all. Collective; of two ranks each or none has the
 /// other one for a partner, none has itself, and both are in one network namespace. Descriptors travel over unix
 /// sockets with random names in the abstract namespace (no files to leave behind), only to this user's processes, and
-/// only from those that know a secret exchanged by the bootstrap. If it fails on one rank, the others throw before
-/// their next exchange ends. `fd` stays the caller's and may be closed afterwards: all have it then, threads of this
-/// process, too, which could not know until when its number stands for the same file.
+/// only from those that know a secret exchanged by the bootstrap. A failure is that of one rank. `fd` stays the
+/// caller's and may be closed afterwards: all have it then, threads of this process, too, which could not know until
+/// when its number stands for the same file.
 std::vector<UniqueFd> exchange_fds(Bootstrap& bootstrap, int fd, const UniqueFd& listener,
                                    std::span<const FdOffer> offers, const std::vector<bool>& partners);
 

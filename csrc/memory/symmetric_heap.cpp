@@ -49,21 +49,23 @@ SymmetricHeap::SymmetricHeap(std::shared_ptr<Executor> executor, std::shared_ptr
       ranges_(ranks_.size()),
       peers_(ranks_.size()) {
   PhysicalMemory trial;
-  agree(bootstrap, "asking the device how it can share memory", [&] { ranks_[rank_] = memory_->capabilities(trial); });
+  ranks_[rank_] = memory_->capabilities(trial);
   ranks_ = meet(bootstrap);
   plan_ = plan_heap(ranks_, options);
   if (kind() == HeapKind::fabric) {
     try_pieces_of_peers(bootstrap);
     plan_ = plan_heap(ranks_, options);
   }
-  agree(bootstrap, "reserving addresses for the heap", [&] { reserve(); });
+  for (std::size_t peer = 0; peer < num_ranks(); ++peer) {
+    if (shares_with(peer) && !has_addresses_of(peer)) ranges_[peer] = memory_->reserve(bytes());
+  }
+  if (ranks_[rank_].heap != 0) HeapsHere::add(ranks_[rank_].heap, ranges_[rank_]);
+  device_peers_ = device_memory<std::byte*>(executor_, num_ranks() * sizeof(std::byte*));
   attach(bootstrap);
-  agree(bootstrap, "clearing the heap", [&] {
-    if (executor_->device().kind == Device::Kind::cpu) return;  // it is full of zeros, and not allocated
-    const OwnStream stream(*executor_);
-    executor_->fill(local(), 0, bytes(), stream.get());
-    executor_->synchronize(stream.get());
-  });
+  if (executor_->device().kind == Device::Kind::cpu) return;  // it is full of zeros, and not allocated
+  const OwnStream stream(*executor_);
+  executor_->fill(local(), 0, bytes(), stream.get());
+  executor_->synchronize(stream.get());
 }
 
 void SymmetricHeap::unmap_peers() noexcept {
@@ -75,13 +77,9 @@ void SymmetricHeap::unmap_peers() noexcept {
 }
 
 void SymmetricHeap::keep(Bootstrap& bootstrap) {
-  std::unique_ptr<std::byte[]> kept;
-  agree(bootstrap, "keeping what the heap holds", [&] {
-    kept.reset(new (std::nothrow) std::byte[bytes()]);
-    if (kept == nullptr)
-      fail<OutOfMemory>("suspend: the host has no {} for what the heap holds", format_bytes(bytes()));
-    copy_now(*executor_, kept.get(), local(), bytes());
-  });
+  std::unique_ptr<std::byte[]> kept(new (std::nothrow) std::byte[bytes()]);
+  if (kept == nullptr) fail<OutOfMemory>("suspend: the host has no {} for what the heap holds", format_bytes(bytes()));
+  copy_now(*executor_, kept.get(), local(), bytes());
   bootstrap.barrier();
   kept_ = std::move(kept);
 }
@@ -98,7 +96,7 @@ void SymmetricHeap::resume(Bootstrap& bootstrap) {
   try {
     ranks_ = meet(bootstrap);
     attach(bootstrap);
-    agree(bootstrap, "filling the heap again", [&] { copy_now(*executor_, local(), kept_.get(), bytes()); });
+    copy_now(*executor_, local(), kept_.get(), bytes());
     bootstrap.barrier();
   } catch (...) {
     release_memory();
@@ -111,17 +109,15 @@ void SymmetricHeap::resume(Bootstrap& bootstrap) {
 void SymmetricHeap::admit(Bootstrap& bootstrap, const std::vector<bool>& is_new) {
   const std::vector<HeapCapabilities> next = meet(bootstrap), before = ranks_;
   try {
-    agree(bootstrap, "offering the heap to new processes", [&] {
-      const HeapPlan plan = plan_heap(next, {.bytes = bytes()});
-      if (kind() != HeapKind::posix_fd || plan.kind != kind() || plan.bytes != bytes()) {
-        fail<Unsupported>("replace_ranks: the heaps of {} are shared by {}, with the new ranks by {}, allowed: {}",
-                          format_bytes(bytes()), name_of(kind()), name_of(plan.kind), name_of(HeapKind::posix_fd));
-      }
-      for (std::size_t peer = 0; peer < num_ranks(); ++peer) {
-        if (!is_new[peer] || !has_addresses_of(peer)) continue;  // those of a thread of this process are its own
-        ranges_[peer] = memory_->reserve(bytes());
-      }
-    });
+    const HeapPlan plan = plan_heap(next, {.bytes = bytes()});
+    if (kind() != HeapKind::posix_fd || plan.kind != kind() || plan.bytes != bytes()) {
+      fail<Unsupported>("replace_ranks: the heaps of {} are shared by {}, with the new ranks by {}, allowed: {}",
+                        format_bytes(bytes()), name_of(kind()), name_of(plan.kind), name_of(HeapKind::posix_fd));
+    }
+    for (std::size_t peer = 0; peer < num_ranks(); ++peer) {
+      if (!is_new[peer] || !has_addresses_of(peer)) continue;  // those of a thread of this process are its own
+      ranges_[peer] = memory_->reserve(bytes());
+    }
     ranks_ = next;
     share(bootstrap, is_new);
   } catch (...) {
@@ -142,7 +138,7 @@ bool SymmetricHeap::has_addresses_of(std::size_t peer) const {
 
 /// Collective: what the ranks can do, and where they take descriptors next.
 std::vector<HeapCapabilities> SymmetricHeap::meet(Bootstrap& bootstrap) {
-  agree(bootstrap, "offering a socket for file descriptors", [&] { listener_ = listen_for_fds(ranks_[rank_].socket); });
+  listener_ = listen_for_fds(ranks_[rank_].socket);
   return all_gather_values(bootstrap, ranks_[rank_]);
 }
 
@@ -160,21 +156,10 @@ void SymmetricHeap::try_pieces_of_peers(Bootstrap& bootstrap) {
   for (HeapCapabilities& rank : ranks_) rank.fabric = false;
 }
 
-void SymmetricHeap::reserve() {
-  for (std::size_t peer = 0; peer < num_ranks(); ++peer) {
-    if (!shares_with(peer) || has_addresses_of(peer)) continue;
-    ranges_[peer] = memory_->reserve(bytes());
-  }
-  if (ranks_[rank_].heap != 0) HeapsHere::add(ranks_[rank_].heap, ranges_[rank_]);
-  device_peers_ = device_memory<std::byte*>(executor_, num_ranks() * sizeof(std::byte*));
-}
-
 /// Collective: new memory of each rank, where all ranks that share it have reserved addresses.
 void SymmetricHeap::attach(Bootstrap& bootstrap) {
-  agree(bootstrap, "allocating the heap", [&] {
-    own_ = memory_->create(bytes(), kind());
-    memory_->attach(ranges_[rank_].get(), bytes(), own_);
-  });
+  own_ = memory_->create(bytes(), kind());
+  memory_->attach(ranges_[rank_].get(), bytes(), own_);
   share(bootstrap, std::vector<bool>(num_ranks(), true));
 }
 
@@ -186,8 +171,7 @@ void SymmetricHeap::share(Bootstrap& bootstrap, const std::vector<bool>& is_new)
     partners.push_back(peer != rank_ && (is_new[peer] || is_new[rank_]) && shares_with(peer) &&
                        !has_addresses_of(peer));
   }
-  SharedMemory mine;
-  agree(bootstrap, "sharing the heap", [&] { mine = memory_->share(own_, kind()); });
+  const SharedMemory mine = memory_->share(own_, kind());
   std::vector<FabricHandle> handles(num_ranks());
   std::vector<UniqueFd> fds(num_ranks());
   if (kind() == HeapKind::fabric) {
@@ -197,23 +181,21 @@ void SymmetricHeap::share(Bootstrap& bootstrap, const std::vector<bool>& is_new)
     for (const HeapCapabilities& rank : ranks_) offers.push_back(rank.socket);
     fds = exchange_fds(bootstrap, mine.fd->get(), listener, offers, partners);
   }
-  agree(bootstrap, "mapping the heaps of peers", [&] {
-    std::vector<PhysicalMemory> imported(num_ranks());  // all before anything is unmapped
-    for (std::size_t peer = 0; peer < num_ranks(); ++peer) {
-      if (!partners[peer]) continue;
-      const auto fd = std::make_shared<UniqueFd>(std::move(fds[peer]));
-      imported[peer] = memory_->import({.fd = fd, .fabric = handles[peer]}, kind());
+  std::vector<PhysicalMemory> imported(num_ranks());  // all before anything is unmapped
+  for (std::size_t peer = 0; peer < num_ranks(); ++peer) {
+    if (!partners[peer]) continue;
+    const auto fd = std::make_shared<UniqueFd>(std::move(fds[peer]));
+    imported[peer] = memory_->import({.fd = fd, .fabric = handles[peer]}, kind());
+  }
+  for (std::size_t peer = 0; peer < num_ranks(); ++peer) {
+    if (partners[peer]) {
+      if (peers_[peer] != nullptr) memory_->detach(ranges_[peer].get(), bytes());
+      memory_->attach(ranges_[peer].get(), bytes(), imported[peer]);
     }
-    for (std::size_t peer = 0; peer < num_ranks(); ++peer) {
-      if (partners[peer]) {
-        if (peers_[peer] != nullptr) memory_->detach(ranges_[peer].get(), bytes());
-        memory_->attach(ranges_[peer].get(), bytes(), imported[peer]);
-      }
-      if (has_addresses_of(peer)) ranges_[peer] = HeapsHere::find(ranks_[peer].heap);
-      peers_[peer] = ranges_[peer].get();
-    }
-    copy_now(*executor_, device_peers_.get(), peers_.data(), num_ranks() * sizeof(std::byte*));
-  });
+    if (has_addresses_of(peer)) ranges_[peer] = HeapsHere::find(ranks_[peer].heap);
+    peers_[peer] = ranges_[peer].get();
+  }
+  copy_now(*executor_, device_peers_.get(), peers_.data(), num_ranks() * sizeof(std::byte*));
 }
 
 }  // namespace deep_ep

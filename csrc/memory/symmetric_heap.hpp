@@ -18,8 +18,8 @@ namespace deep_ep {
 /// exchange of the ranks.
 class SymmetricHeap {
  public:
-  /// Collective; heap_choice.hpp says which way of sharing memory is used when. If it fails on one rank, it throws
-  /// there, and on the others before their next exchange ends.
+  /// Collective, as all below that have a bootstrap; heap_choice.hpp says which way of sharing memory is used when. A
+  /// failure is that of one rank: the caller, who makes more than a heap, tells the others (`agree`).
   SymmetricHeap(std::shared_ptr<Executor> executor, std::shared_ptr<const HeapMemory> memory, Bootstrap& bootstrap,
                 const HeapOptions& options);
 
@@ -36,15 +36,15 @@ class SymmetricHeap {
   /// Unmaps what belongs to peers, so that their owners may free it after a barrier. Idempotent.
   void unmap_peers() noexcept;
 
-  /// Collective, when no rank uses memory of another one: the host keeps what the heap holds. If it throws, on all
-  /// ranks, nothing has changed. @throws OutOfMemory if the host has no room.
+  /// When no rank uses memory of another one: the host keeps what the heap holds. If it throws, nothing has changed.
+  /// @throws OutOfMemory if the host has no room.
   void keep(Bootstrap& bootstrap);
   /// After keep, by each rank: the memory goes back to the system when all ranks have called it. Addresses stay.
   void release_memory() noexcept;
-  /// Collective: memory at the same addresses, with what it held. If it throws, on all ranks, the heap stays suspended.
+  /// Memory at the same addresses, with what it held. If it throws, the heap stays suspended.
   void resume(Bootstrap& bootstrap);
 
-  /// Collective, while no rank uses memory of another one: with new processes, which make a heap of as many bytes, in
+  /// While no rank uses memory of another one: with new processes, which make a heap of as many bytes, in
   /// the place of the ranks with `is_new`. Their memory is mapped where that of the ranks before them was. If it
   /// throws, nothing of the other ranks has changed. @throws Unsupported where addresses cannot be kept.
   void admit(Bootstrap& bootstrap, const std::vector<bool>& is_new);
@@ -55,7 +55,6 @@ class SymmetricHeap {
   bool has_addresses_of(std::size_t peer) const;
   std::vector<HeapCapabilities> meet(Bootstrap& bootstrap);
   void try_pieces_of_peers(Bootstrap& bootstrap);
-  void reserve();
   void attach(Bootstrap& bootstrap);
   void share(Bootstrap& bootstrap, const std::vector<bool>& is_new);
 

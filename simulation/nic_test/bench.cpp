@@ -8,6 +8,7 @@
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/memory/executor_memory.hpp"
+#include "deep_ep/exchanges.hpp"
 
 namespace deep_ep::rdma::nic_test {
 namespace {
@@ -45,7 +46,11 @@ const NicTestResult* Run::wrong() const {
 Bench::Bench(Bootstrap& bootstrap, const std::shared_ptr<Executor>& executor)
     : bootstrap_(bootstrap), executor_(backend_of(executor)), stream_(*executor_) {
   executor_->make_current();
-  heap_ = executor_->create_heap(bootstrap, {.bytes = kMostPairs * layout::kPairBytes});
+  const auto exchanges = make_buffer_exchanges({std::shared_ptr<void>(), &bootstrap});
+  agree(*exchanges, "making a heap", [&] {
+    heap_ = executor_->create_heap(*exchanges, {.bytes = kMostPairs * layout::kPairBytes});
+    exchanges->barrier();
+  });
   agree(bootstrap, "preparing the NIC test", [&] {
     results_ = pinned_memory<NicTestResult>(executor_, kWarps * sizeof(NicTestResult));
     faults_ = pinned_memory<FaultRecord>(executor_, 2 * sizeof(FaultRecord));

@@ -1,6 +1,5 @@
 // Parts that the transports of the library and the exchanges over them share. Steps that all ranks make together
 // must fail together: a rank that throws alone leaves its peers waiting in their next collective until the deadline.
-// And a wait for a rank that will not come ends: the library's own transports ask now and then.
 #pragma once
 
 #include <cstring>
@@ -56,28 +55,6 @@ std::vector<T> all_gather_values(Bootstrap& bootstrap, const T& mine) {
 class PeerLeft : public SystemError {
  public:
   using SystemError::SystemError;
-};
-
-/// Waits of this thread ask `look` as long as this object exists.
-class WaitEnd {
- public:
-  /// `look` throws where nobody needs to wait any longer. May be empty.
-  explicit WaitEnd(const std::function<void()>& look) : outer_(current_) {
-    if (!look) return;
-    look();
-    current_ = &look;
-  }
-  ~WaitEnd() { current_ = outer_; }
-  WaitEnd(const WaitEnd&) = delete;
-  WaitEnd& operator=(const WaitEnd&) = delete;
-
-  static void look_now() {
-    if (current_ != nullptr) (*current_)();
-  }
-
- private:
-  inline static thread_local const std::function<void()>* current_ = nullptr;
-  const std::function<void()>* outer_;
 };
 
 }  // namespace deep_ep

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <mutex>
 #include <set>
 #include <utility>
@@ -11,128 +10,25 @@
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
 #include "deep_ep/exchanges.hpp"
+#include "deep_ep/interrupt.hpp"
 
 namespace deep_ep {
 
-/// The buffers that this rank has made over a group, as far as its headers tell of them. Buffers may be dropped by any
-/// thread.
+/// The buffers that this rank has made over a group. They may be dropped by any thread.
 class BuffersOfGroup {
  public:
-  std::uint64_t propose() {
-    const std::lock_guard lock(mutex_);
-    return ++newest_;
-  }
-  void enter(std::uint64_t number) {
-    const std::lock_guard lock(mutex_);
-    here_.insert(number);
-    newest_ = std::max(newest_, number);
-  }
-  void leave(std::uint64_t number) {
-    const std::lock_guard lock(mutex_);
-    here_.erase(number);
-  }
-  void describe_to(ExchangeHeader& header) const {
-    const std::lock_guard lock(mutex_);
-    header.newest = newest_;
-    header.oldest = here_.empty() ? newest_ + 1 : *here_.begin();
-    header.left = 0;
-    for (std::uint64_t back = 0; back < std::min<std::uint64_t>(newest_, 64); ++back) {
-      if (!here_.contains(newest_ - back)) header.left |= std::uint64_t{1} << back;
-    }
-  }
-
- private:
-  mutable std::mutex mutex_;
-  std::uint64_t newest_ = 0;
-  std::set<std::uint64_t> here_;
+  std::mutex mutex;
+  std::uint64_t newest = 0;  ///< the largest number that this rank has proposed or heard
+  std::set<std::uint64_t> here;
 };
 
 namespace {
-
-/// All rounds have this size, whatever the message: a transport may have kept the bytes of a rank that was interrupted
-/// in its last round, and pairs them with what another rank brings next. Large enough for what a buffer's ranks tell
-/// each other in one round.
-struct Frame {
-  ExchangeHeader header;
-  std::array<std::byte, 4096 - sizeof(ExchangeHeader)> part{};
-};
 
 std::string_view name_of(Purpose purpose) {
   constexpr std::array<std::string_view, 5> kNames = {"doing something unknown with", "making", "destroying",
                                                       "resuming low-latency calls of", "suspending or resuming"};
   const auto number = static_cast<std::size_t>(purpose);
   return kNames[number < kNames.size() ? number : 0];
-}
-
-std::vector<ExchangeHeader> headers_of(std::span<const Frame> frames, int rank) {
-  std::vector<ExchangeHeader> headers;
-  for (const Frame& frame : frames) {
-    const ExchangeHeader& header = headers.emplace_back(frame.header);
-    if (header.magic == ExchangeHeader::kMagic && header.version == ExchangeHeader::kVersion) continue;
-    fail<RankMismatch>(
-        "exchange: rank {} got from rank {} what is no exchange of a buffer: do all ranks use the same version of the "
-        "library, and does the program use the group for nothing else meanwhile?",
-        rank, headers.size() - 1);
-  }
-  return headers;
-}
-
-/// A round, and further ones as long as other ranks end exchanges of buffers that are over.
-std::vector<Frame> exchange_frames(Bootstrap& group, const BuffersOfGroup& buffers, Frame frame) {
-  const int rank = group.rank();
-  for (;;) {
-    buffers.describe_to(frame.header);
-    std::vector<Frame> frames = all_gather_values(group, frame);
-    const std::vector<ExchangeHeader> headers = headers_of(frames, rank);
-    const Judgement judgement = judge(headers, rank);
-    if (judgement.fate == Judgement::Fate::done) return frames;
-    if (judgement.fate == Judgement::Fate::again) continue;
-    if (judgement.fate == Judgement::Fate::peer_left) {
-      fail<PeerLeft>(
-          "rank {} has left buffer {}, which failed or was dropped there, while rank {} was {}: destroy the buffer and "
-          "make a new one",
-          judgement.peer, frame.header.buffer, rank, frame.header.describe());
-    }
-    fail<RankMismatch>(
-        "exchange: rank {} is {}, but rank {} is {}: all ranks must make, resume and destroy their buffers in the same "
-        "order",
-        rank, frame.header.describe(), judgement.peer, headers[static_cast<std::size_t>(judgement.peer)].describe());
-  }
-}
-
-/// A message, in as many frames as it needs. `next` is the header of the next one; where its number is a proposal, it
-/// becomes what the ranks agree on.
-std::vector<std::byte> exchange(Bootstrap& group, BuffersOfGroup& buffers, ExchangeHeader& next,
-                                std::span<const std::byte> mine) {
-  std::vector<std::byte> all(mine.size() * static_cast<std::size_t>(group.size()));
-  std::size_t done = 0;
-  do {
-    Frame frame{.header = next};
-    frame.header.bytes = mine.size();
-    const std::span<const std::byte> part = mine.subspan(done, std::min(mine.size() - done, sizeof frame.part));
-    std::copy(part.begin(), part.end(), frame.part.begin());
-    const std::vector<Frame> frames = exchange_frames(group, buffers, frame);
-    std::vector<std::uint64_t> sizes;
-    std::uint64_t agreed = next.buffer;
-    const Frame* failed = nullptr;
-    for (const Frame& theirs : frames) {
-      if (failed == nullptr && theirs.header.failed != 0) failed = &theirs;
-      sizes.push_back(theirs.header.bytes);
-      agreed = std::max(agreed, theirs.header.buffer);
-    }
-    if (next.is_proposal()) buffers.enter(next.buffer = agreed);
-    ++next.step;
-    if (failed != nullptr) {
-      const std::size_t length = std::min<std::size_t>(failed->header.bytes, sizeof failed->part);
-      throw SystemError(std::string(reinterpret_cast<const char*>(failed->part.data()), length));
-    }
-    require_equal_sizes(sizes);
-    for (std::size_t peer = 0; peer < frames.size(); ++peer) {
-      std::copy_n(frames[peer].part.begin(), part.size(), all.data() + peer * mine.size() + done);
-    }
-    done += part.size();
-  } while (done < mine.size());
-  return all;
 }
 
 }  // namespace
@@ -142,25 +38,48 @@ std::string ExchangeHeader::describe() const {
   return fmt::format("{} {} (exchange {})", name_of(purpose), whose, step);
 }
 
-Judgement judge(std::span<const ExchangeHeader> ranks, int rank) {
-  const auto left_by = [&](const ExchangeHeader& of) {
-    if (of.is_proposal()) return -1;
-    const auto found = std::ranges::find_if(ranks, [&](const ExchangeHeader& by) { return by.has_left(of.buffer); });
-    return found == ranks.end() ? -1 : static_cast<int>(found - ranks.begin());
-  };
+bool is_done(std::span<const ExchangeHeader> ranks, int rank) {
   const ExchangeHeader& own = ranks[static_cast<std::size_t>(rank)];
-  if (const int peer = left_by(own); peer >= 0) return {Judgement::Fate::peer_left, peer};
-  for (std::size_t peer = 0; peer < ranks.size(); ++peer) {
-    if (left_by(ranks[peer]) >= 0) return {Judgement::Fate::again, static_cast<int>(peer)};
+  const auto first = [&](const auto& is_one) { return std::ranges::find_if(ranks, is_one) - ranks.begin(); };
+  const auto size = std::ssize(ranks);
+  const auto left_by = [&](const ExchangeHeader& of) {
+    return of.is_proposal() ? size : first([&](const ExchangeHeader& by) { return by.has_left(of.buffer); });
+  };
+  const auto stranger = first([](const ExchangeHeader& one) {
+    return one.magic != ExchangeHeader::kMagic || one.version != ExchangeHeader::kVersion;
+  });
+  if (stranger != size) {
+    fail<RankMismatch>(
+        "exchange: rank {} got from rank {} what is no exchange of a buffer: do all ranks use the same version of the "
+        "library, and does the program use the group for nothing else meanwhile?",
+        rank, stranger);
   }
-  for (std::size_t peer = 0; peer < ranks.size(); ++peer) {
-    const ExchangeHeader& theirs = ranks[peer];
-    const bool same =
-        theirs.purpose == own.purpose && theirs.step == own.step && (theirs.buffer == own.buffer || own.is_proposal());
-    if (!same) return {Judgement::Fate::mismatch, static_cast<int>(peer)};
+  const auto gone = left_by(own);
+  if (gone != size) {
+    fail<PeerLeft>(
+        "rank {} has left buffer {}, which failed or was dropped there, while rank {} was {}: destroy the buffer and "
+        "make a new one",
+        gone, own.buffer, rank, own.describe());
   }
-  return {};
+  if (first([&](const ExchangeHeader& one) { return left_by(one) != size; }) != size) return false;
+  const auto other = first([&](const ExchangeHeader& theirs) {
+    const bool same_buffer = theirs.buffer == own.buffer || own.is_proposal();
+    return theirs.purpose != own.purpose || theirs.step != own.step || !same_buffer;
+  });
+  if (other == size) return true;
+  fail<RankMismatch>(
+      "exchange: rank {} is {}, but rank {} is {}: all ranks must make, resume and destroy their buffers in the same "
+      "order",
+      rank, own.describe(), other, ranks[static_cast<std::size_t>(other)].describe());
 }
+
+/// All rounds have this size, whatever the message: a transport may have kept the bytes of a rank that was interrupted
+/// in its last round, and pairs them with what another rank brings next. Large enough for what a buffer's ranks tell
+/// each other in one round.
+struct BufferExchanges::Frame {
+  ExchangeHeader header;
+  std::array<std::byte, 4096 - sizeof(ExchangeHeader)> part{};
+};
 
 std::shared_ptr<BufferExchanges> BufferExchanges::over(const std::shared_ptr<Bootstrap>& group) {
   if (auto already = std::dynamic_pointer_cast<BufferExchanges>(group)) return already;
@@ -175,13 +94,72 @@ BufferExchanges::~BufferExchanges() { leave(); }
 
 std::vector<std::byte> BufferExchanges::all_gather(std::span<const std::byte> mine) {
   if (over_) throw UseAfterDestroy("exchange of a buffer that this rank has left");
-  // Only now: a rank that is refused for its arguments has not begun.
-  if (next_.buffer == 0) next_.buffer = group_->buffers_->propose();
-  const WaitEnd ends(end_waits_);
+  const auto end_waits = [this] {
+    if (end_waits_) end_waits_();
+    return false;
+  };
+  end_waits();
+  const InterruptScope waits(end_waits);
   failed_ = true;
-  std::vector<std::byte> all = exchange(*group_, *group_->buffers_, next_, mine);
+  next_.bytes = mine.size();
+  std::vector<std::byte> all(mine.size() * static_cast<std::size_t>(size()));
+  std::size_t done = 0;
+  do {
+    const std::span<const std::byte> part = mine.subspan(done, std::min(mine.size() - done, sizeof Frame::part));
+    const std::vector<Frame> frames = gather_frames(part);
+    for (std::size_t peer = 0; peer < frames.size(); ++peer) {
+      std::copy_n(frames[peer].part.begin(), part.size(), all.data() + peer * mine.size() + done);
+    }
+    done += part.size();
+  } while (done < mine.size());
   failed_ = false;
   return all;
+}
+
+/// Collective: the next part of a message. Further rounds follow as long as other ranks end exchanges of buffers that
+/// are over.
+std::vector<BufferExchanges::Frame> BufferExchanges::gather_frames(std::span<const std::byte> part) {
+  BuffersOfGroup& buffers = *group_->buffers_;
+  Frame mine;
+  std::ranges::copy(part, mine.part.begin());
+  std::vector<Frame> frames;
+  std::vector<ExchangeHeader> headers;
+  do {
+    describe_buffers();
+    mine.header = next_;
+    frames = all_gather_values(*group_, mine);
+    headers.clear();
+    for (const Frame& theirs : frames) headers.push_back(theirs.header);
+  } while (!is_done(headers, rank()));
+  if (next_.is_proposal()) {
+    next_.buffer = std::ranges::max(headers, {}, &ExchangeHeader::buffer).buffer;
+    const std::lock_guard lock(buffers.mutex);
+    buffers.here.insert(next_.buffer);
+    buffers.newest = std::max(buffers.newest, next_.buffer);
+  }
+  ++next_.step;
+  std::vector<std::uint64_t> sizes;
+  for (const auto& [header, text] : frames) {
+    if (header.failed != 0) {
+      throw SystemError({reinterpret_cast<const char*>(text.data()), std::min<std::size_t>(header.bytes, text.size())});
+    }
+    sizes.push_back(header.bytes);
+  }
+  require_equal_sizes(sizes);
+  return frames;
+}
+
+void BufferExchanges::describe_buffers() {
+  BuffersOfGroup& buffers = *group_->buffers_;
+  const std::lock_guard lock(buffers.mutex);
+  // Only now: a rank that is refused for its arguments has not begun.
+  if (next_.buffer == 0) next_.buffer = ++buffers.newest;
+  next_.newest = buffers.newest;
+  next_.oldest = buffers.here.empty() ? buffers.newest + 1 : *buffers.here.begin();
+  next_.left = 0;
+  for (std::uint64_t back = 0; back < std::min<std::uint64_t>(buffers.newest, 64); ++back) {
+    if (!buffers.here.contains(buffers.newest - back)) next_.left |= std::uint64_t{1} << back;
+  }
 }
 
 void BufferExchanges::tell_failure(std::string_view what, std::string_view why) noexcept {
@@ -206,7 +184,8 @@ void BufferExchanges::begin(Purpose purpose) {
 void BufferExchanges::leave() noexcept {
   end_waits_ = nullptr;
   if (std::exchange(over_, true) || next_.buffer == 0) return;
-  group_->buffers_->leave(next_.buffer);
+  const std::lock_guard lock(group_->buffers_->mutex);
+  group_->buffers_->here.erase(next_.buffer);
 }
 
 std::shared_ptr<Bootstrap> make_buffer_exchanges(std::shared_ptr<Bootstrap> group) {

@@ -5,7 +5,7 @@
 // would read the other's "I am leaving" as options of the new buffer.
 //
 // The protocol. A round is an all-gather of one frame per rank: a header and a part of the message. All ranks see all
-// headers, and each judges them by the same pure function (`judge`):
+// headers, and each judges them by the same pure function (`is_done`):
 //   1. A rank is in an exchange of a buffer that another rank has left alone: its exchange ends (PeerLeft).
 //   2. Another rank's exchange ends by rule 1: this rank brings its frame again in the next round.
 //   3. All ranks bring the same purpose, buffer and step: the exchange is done.
@@ -62,13 +62,9 @@ struct ExchangeHeader {
   std::string describe() const;
 };
 
-struct Judgement {
-  enum class Fate : std::uint8_t { done, peer_left, again, mismatch };
-  Fate fate = Fate::done;
-  int peer = -1;  ///< the rank that left, or that does something else
-};
-/// The same headers on all ranks give each rank its part of one outcome: see above.
-Judgement judge(std::span<const ExchangeHeader> ranks, int rank);
+/// The same headers on all ranks give each rank its part of one outcome: see above. False: this rank brings its frame
+/// again. @throws PeerLeft, RankMismatch.
+bool is_done(std::span<const ExchangeHeader> ranks, int rank);
 
 class BufferExchanges final : public Bootstrap {
  public:
@@ -98,6 +94,10 @@ class BufferExchanges final : public Bootstrap {
   void leave() noexcept;
 
  private:
+  struct Frame;
+  std::vector<Frame> gather_frames(std::span<const std::byte> part);
+  void describe_buffers();
+
   std::shared_ptr<Bootstrap> group_;
   ExchangeHeader next_;
   std::function<void()> end_waits_;

@@ -14,6 +14,7 @@
 #include "csrc/support/format.hpp"
 #include "deep_ep/bootstrap.hpp"
 #include "deep_ep/error.hpp"
+#include "deep_ep/interrupt.hpp"
 
 namespace deep_ep {
 
@@ -45,7 +46,7 @@ std::shared_ptr<Bootstrap> make_polled_bootstrap(std::unique_ptr<Transport> tran
     to.start(mine);
     const Backoff wait;
     for (const Deadline deadline(timeout_s); !to.done(all); std::this_thread::sleep_for(wait.nap())) {
-      WaitEnd::look_now();
+      if (InterruptScope::wanted()) throw Interrupted("a wait for other ranks was interrupted");
       if (!deadline.expired()) continue;
       const std::string awaited = to.awaited();
       if (to.done(all)) break;                    // this process slept, perhaps

@@ -15,8 +15,8 @@ class Interrupted : public Error {
   using Error::Error;
 };
 
-/// While it lives, waits of this thread for kernels ask `wanted` a few times a second whether to give up. If so, the
-/// call throws Interrupted. On GPUs a dispatch waits for counts; on the CPU check waits, too.
+/// While it lives, waits of this thread for kernels or other ranks ask `wanted` a few times a second whether to give
+/// up. If so, the call throws Interrupted. On GPUs a dispatch waits for counts; on the CPU check waits, too.
 class InterruptScope {
  public:
   /// @param wanted says whether to give up; called by this thread, at most ten times a second.

@@ -11,6 +11,7 @@
 #include "csrc/bootstrap/polled.hpp"
 #include "csrc/support/deadline.hpp"
 #include "deep_ep/error.hpp"
+#include "deep_ep/interrupt.hpp"
 #include "tests/cluster/processes.hpp"
 #include "tests/rdma/messages.hpp"
 #include "tests/support/setting.hpp"
@@ -184,9 +185,6 @@ TEST(PolledBootstrap, ARankThatComesAtTheDeadlineIsNotLate) {
 }
 
 TEST(PolledBootstrap, AFailureEndsTheGroupAndLeavesTheTransport) {
-  const std::function<void()> ends = [looks = 0]() mutable {
-    if (++looks == 3) throw PeerLeft("the process of rank 1 has ended");
-  };
   for (const bool by_deadline : {true, false}) {
     auto transport = std::make_unique<FakeTransport>(-1);
     const std::unique_ptr<FakeTransport> stays(transport.get());
@@ -194,7 +192,7 @@ TEST(PolledBootstrap, AFailureEndsTheGroupAndLeavesTheTransport) {
     if (by_deadline) {
       EXPECT_THROW(bootstrap->barrier(), TimeoutError);
     } else {
-      const WaitEnd wait(ends);
+      const InterruptScope wait([]() -> bool { throw PeerLeft("the process of rank 1 has ended"); });
       EXPECT_THROW(bootstrap->barrier(), PeerLeft);
     }
     stays->left = 0;

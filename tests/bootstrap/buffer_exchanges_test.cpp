@@ -24,8 +24,6 @@
 namespace deep_ep::test {
 namespace {
 
-using Fate = Judgement::Fate;
-
 ExchangeHeader of_rank(Purpose purpose, std::uint64_t buffer, std::uint64_t step = 0) {
   ExchangeHeader one;
   one.purpose = purpose;
@@ -35,21 +33,15 @@ ExchangeHeader of_rank(Purpose purpose, std::uint64_t buffer, std::uint64_t step
   return one;
 }
 
-std::vector<Fate> fates(const std::vector<ExchangeHeader>& ranks) {
-  std::vector<Fate> result;
-  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-    result.push_back(judge(ranks, static_cast<int>(rank)).fate);
-  }
-  return result;
-}
-
-TEST(Judge, AnythingElseIsAMistakeOnAllRanks) {
+TEST(IsDone, AnythingElseIsAMistakeOnAllRanks) {
   const std::vector<std::vector<ExchangeHeader>> mistakes = {
       {of_rank(Purpose::destroying, 1), of_rank(Purpose::resuming, 1)},
       {of_rank(Purpose::destroying, 1), of_rank(Purpose::destroying, 2)},
       {of_rank(Purpose::making, 1, 2), of_rank(Purpose::making, 1, 3)},
       {of_rank(Purpose::making, 2), of_rank(Purpose::destroying, 1)}};
-  for (const auto& ranks : mistakes) EXPECT_EQ(fates(ranks), (std::vector{2, Fate::mismatch}));
+  for (const auto& ranks : mistakes) {
+    for (const int rank : {0, 1}) EXPECT_THROW(is_done(ranks, rank), RankMismatch);
+  }
 }
 
 void on_ranks(int size, const std::function<void(const std::shared_ptr<Bootstrap>&)>& body) {

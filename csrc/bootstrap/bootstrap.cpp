@@ -33,26 +33,17 @@ void require_rank(int rank, int size) {
 }
 
 void agree(Bootstrap& bootstrap, std::string_view what, const std::function<void()>& step) {
-  auto* const exchanges = dynamic_cast<BufferExchanges*>(&bootstrap);
-  std::exception_ptr own;
-  const auto try_step = [&] {
-    try {
-      step();
-    } catch (const std::exception& error) {
-      if (exchanges != nullptr) exchanges->tell_failure(what, error.what());
-      own = std::current_exception();
-      throw;
-    }
-  };
-  if (exchanges != nullptr) return try_step();
-  std::optional<FirstFailure> failure;
+  auto* exchanges = dynamic_cast<BufferExchanges*>(&bootstrap);
+  std::optional<BufferExchanges> of_step;
+  if (exchanges == nullptr)
+    exchanges = &of_step.emplace(std::shared_ptr<Bootstrap>(std::shared_ptr<void>(), &bootstrap));
   try {
-    failure = first_failure(bootstrap, try_step);
-  } catch (...) {
-    if (!own) throw;  // else the step's own error says more than one about telling the others
+    step();
+    if (of_step) of_step->barrier();
+  } catch (const std::exception& error) {
+    exchanges->tell_failure(what, error.what());
+    throw;
   }
-  if (own) std::rethrow_exception(own);
-  if (failure) fail<SystemError>("{} failed on rank {}: {}", what, failure->rank, failure->why);
 }
 
 std::optional<FirstFailure> first_failure(Bootstrap& bootstrap, const std::function<void()>& step) {

@@ -65,22 +65,32 @@ void Arena::release(void* memory, std::size_t bytes, std::vector<EventHandle> ev
       (above != free_.begin() && std::prev(above)->first + std::prev(above)->second.bytes > at)) {
     fail<Error>("the arena's piece at {} is not handed out (given back twice?)", memory);
   }
-  auto piece = free_.emplace_hint(above, at, Piece{round_up(bytes), std::move(events)});
-  /// Whether `upper` begins where `lower` ends, and has become a part of it.
-  const auto merge = [&](Pieces::iterator lower, Pieces::iterator upper) {
-    auto& [size, of_both] = lower->second;
-    if (lower->first + size != upper->first) return false;
-    of_both.insert(of_both.end(), upper->second.events.begin(), upper->second.events.end());
-    size += upper->second.bytes;
-    free_.erase(upper);
-    return true;
-  };
-  if (const auto next = std::next(piece); next != free_.end()) merge(piece, next);
-  if (piece != free_.begin()) {
-    const auto previous = std::prev(piece);
-    if (merge(previous, piece)) piece = previous;
-  }
-  thin_out(piece->second.events);
+  const auto piece = free_.emplace_hint(above, at, Piece{round_up(bytes), std::move(events)});
+  merge_with_next(piece);
+  if (piece != free_.begin()) merge_with_next(std::prev(piece));
+}
+
+/// If the next free piece begins where this one ends. Only this makes events pile up. Asking about one costs as much as
+/// waiting for it, so we ask only when there are many.
+void Arena::merge_with_next(Pieces::iterator piece) {
+  constexpr std::size_t kMany = 8;
+  const auto next = std::next(piece);
+  auto& [bytes, events] = piece->second;
+  if (next == free_.end() || piece->first + bytes != next->first) return;
+  bytes += next->second.bytes;
+  events.insert(events.end(), next->second.events.begin(), next->second.events.end());
+  free_.erase(next);
+  std::sort(events.begin(), events.end());
+  events.erase(std::unique(events.begin(), events.end()), events.end());
+  if (events.size() <= kMany) return;
+  std::erase_if(events, [&](const EventHandle& event) {
+    try {
+      return executor_->event_done(event);
+    } catch (const std::exception&) {
+      // The work before it failed. Kept, it reports that to whoever waits for it; throwing here would lose the piece.
+      return false;
+    }
+  });
 }
 
 void Arena::give_back(void* piece, std::size_t bytes, StreamHandle stream) noexcept {
@@ -95,24 +105,6 @@ std::size_t Arena::largest_free() const {
   std::size_t largest = 0;
   for (const auto& [at, piece] : free_) largest = std::max(largest, piece.bytes);
   return largest;
-}
-
-/// Only merging makes events pile up. Asking about one costs as much as waiting for it, so we ask only when there are
-/// many.
-void Arena::thin_out(std::vector<EventHandle>& events) const noexcept {
-  constexpr std::size_t kMany = 8;
-  if (events.size() < 2) return;
-  std::sort(events.begin(), events.end());
-  events.erase(std::unique(events.begin(), events.end()), events.end());
-  if (events.size() <= kMany) return;
-  std::erase_if(events, [&](const EventHandle& event) {
-    try {
-      return executor_->event_done(event);
-    } catch (const std::exception&) {
-      // The work before it failed. Kept, it reports that to whoever waits for it; throwing here would lose the piece.
-      return false;
-    }
-  });
 }
 
 }  // namespace deep_ep

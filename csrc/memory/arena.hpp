@@ -48,7 +48,7 @@ class Arena final : public HeapPieces {
     std::vector<EventHandle> events;
   };
   using Pieces = std::map<std::byte*, Piece>;
-  void thin_out(std::vector<EventHandle>& events) const noexcept;
+  void merge_with_next(Pieces::iterator piece);
 
   std::shared_ptr<Executor> executor_;
   std::shared_ptr<std::byte> part_;

@@ -25,6 +25,13 @@ namespace {
 /// may be under way than a process may open, 1024 by default.
 constexpr std::size_t kMostUnderWay = 512;
 
+/// What a rank tells the others.
+struct Offer {
+  Token name = {};    ///< of the socket at which it takes descriptors; visible to every process of the host
+  Token secret = {};  ///< what a peer must say there
+  std::ptrdiff_t partners = 0;
+};
+
 /// What comes with a descriptor.
 struct Letter {
   Token secret = {};
@@ -51,7 +58,7 @@ struct Envelope {
 SocketAddress address_of(const Token& name) { return unix_address("deep_ep-" + to_string(name)); }
 
 /// It waits in the peer's queue of calls until the peer takes it, though this rank hangs up.
-void send_fd(int fd, int rank, std::size_t peer, const FdOffer& to) {
+void send_fd(int fd, int rank, std::size_t peer, const Offer& to) {
   const UniqueFd socket = call_at(address_of(to.name));
   if (!socket || !is_of_this_user(socket.get())) {
     fail<SystemError>("connecting to the socket of rank {}: {}", peer, errno_text(socket ? EPERM : errno));
@@ -95,18 +102,13 @@ void receive_fds(const UniqueFd& listener, const Token& secret, std::vector<Uniq
 
 }  // namespace
 
-UniqueFd listen_for_fds(FdOffer& offer) {
-  offer = {.name = random_token(), .secret = random_token()};
-  UniqueFd listener = listen_at(address_of(offer.name));
+std::vector<UniqueFd> exchange_fds(Bootstrap& bootstrap, int fd, const std::vector<bool>& partners) {
+  const Offer mine{random_token(), random_token(), std::ranges::count(partners, true)};
+  const UniqueFd listener = listen_at(address_of(mine.name));
   if (!listener) fail<SystemError>("listening on a Unix socket: {}", errno_text(errno));
-  return listener;
-}
-
-std::vector<UniqueFd> exchange_fds(Bootstrap& bootstrap, int fd, const UniqueFd& listener,
-                                   std::span<const FdOffer> offers, const std::vector<bool>& partners) {
-  const auto rank = static_cast<std::size_t>(bootstrap.rank());
+  const std::vector<Offer> offers = all_gather_values(bootstrap, mine);
   // Some ranks may have fewer partners than share the limit with them.
-  const auto most_partners = std::ranges::max(all_gather_values(bootstrap, std::ranges::count(partners, true)));
+  const auto most_partners = std::ranges::max(offers, {}, &Offer::partners).partners;
   const auto at_once = std::max<std::size_t>(1, kMostUnderWay / static_cast<std::size_t>(1 + most_partners));
   std::vector<UniqueFd> received(partners.size());
   std::size_t next = 0;
@@ -119,7 +121,7 @@ std::vector<UniqueFd> exchange_fds(Bootstrap& bootstrap, int fd, const UniqueFd&
     // Behind this exchange all that was sent so far is in the queues of its receivers.
     const std::vector<std::size_t> done = all_gather_values(bootstrap, next);
     all_sent = std::ranges::min(done) == partners.size();
-    receive_fds(listener, offers[rank].secret, received);
+    receive_fds(listener, mine.secret, received);
     if (!all_sent) bootstrap.barrier();  // a rank that is taking calls would miss what such a call is yet to bring
   }
   for (std::size_t peer = 0; peer < partners.size(); ++peer) {

@@ -1,32 +1,21 @@
 // File descriptors from ranks to other ranks of their host.
 #pragma once
 
-#include <span>
 #include <vector>
 
-#include "csrc/support/token.hpp"
 #include "csrc/support/unique_fd.hpp"
 #include "deep_ep/bootstrap.hpp"
 
 namespace deep_ep {
 
-/// The socket at which a rank takes descriptors, as the rank tells the others. Plain data.
-struct FdOffer {
-  Token name = {};    ///< of the socket; visible to every process of the host
-  Token secret = {};  ///< what a peer must say
-};
-/// The socket of `offer`, which is made.
-UniqueFd listen_for_fds(FdOffer& offer);
-
 /// Gives this rank a descriptor of its own for what `fd` of each rank in `partners` stands for; the places of others
-/// stay empty. `listener` is this rank's, and `offers` are those of all. Collective; of two ranks each or none has the
-/// other one for a partner, none has itself, and both are in one network namespace. Descriptors travel over unix
+/// stay empty. Collective; of two ranks each or none has the other one for a partner, none has itself, and both are in
+/// one network namespace. Descriptors travel over unix
 /// sockets with random names in the abstract namespace (no files to leave behind), only to this user's processes, and
 /// only from those that know a secret exchanged by the bootstrap. A failure is that of one rank. `fd` stays the
 /// caller's and may be closed afterwards: all have it then, threads of this process, too, which could not know until
 /// when its number stands for the same file.
-std::vector<UniqueFd> exchange_fds(Bootstrap& bootstrap, int fd, const UniqueFd& listener,
-                                   std::span<const FdOffer> offers, const std::vector<bool>& partners);
+std::vector<UniqueFd> exchange_fds(Bootstrap& bootstrap, int fd, const std::vector<bool>& partners);
 
 /// A file in memory, full of zeros, whose size nobody can change any more: in a process that has mapped it, access to a
 /// part that another process has cut off would be SIGBUS.

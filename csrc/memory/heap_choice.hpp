@@ -9,7 +9,6 @@
 #include <span>
 #include <vector>
 
-#include "csrc/memory/fd_exchange.hpp"
 #include "csrc/memory/process_identity.hpp"
 
 namespace deep_ep {
@@ -34,7 +33,6 @@ struct HeapCapabilities {
   bool fabric = false;    ///< it has fabric handles
   std::uint64_t granularity = 1;
   FabricHandle fabric_trial{};  ///< of a small piece of its memory, where `fabric`
-  FdOffer socket = {};          ///< made anew for each exchange
   std::uint64_t heap = 0;       ///< on the CPU: its number in the process, by which threads of the process find it
 };
 

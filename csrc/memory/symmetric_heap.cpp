@@ -50,7 +50,7 @@ SymmetricHeap::SymmetricHeap(std::shared_ptr<Executor> executor, std::shared_ptr
       peers_(ranks_.size()) {
   PhysicalMemory trial;
   ranks_[rank_] = memory_->capabilities(trial);
-  ranks_ = meet(bootstrap);
+  ranks_ = all_gather_values(bootstrap, ranks_[rank_]);
   plan_ = plan_heap(ranks_, options);
   if (kind() == HeapKind::fabric) {
     try_pieces_of_peers(bootstrap);
@@ -94,7 +94,6 @@ void SymmetricHeap::release_memory() noexcept {
 
 void SymmetricHeap::resume(Bootstrap& bootstrap) {
   try {
-    ranks_ = meet(bootstrap);
     attach(bootstrap);
     copy_now(*executor_, local(), kept_.get(), bytes());
     bootstrap.barrier();
@@ -107,7 +106,7 @@ void SymmetricHeap::resume(Bootstrap& bootstrap) {
 
 /// The same exchanges as of the constructor with descriptors.
 void SymmetricHeap::admit(Bootstrap& bootstrap, const std::vector<bool>& is_new) {
-  const std::vector<HeapCapabilities> next = meet(bootstrap), before = ranks_;
+  const std::vector<HeapCapabilities> next = all_gather_values(bootstrap, ranks_[rank_]), before = ranks_;
   try {
     const HeapPlan plan = plan_heap(next, {.bytes = bytes()});
     if (kind() != HeapKind::posix_fd || plan.kind != kind() || plan.bytes != bytes()) {
@@ -121,7 +120,6 @@ void SymmetricHeap::admit(Bootstrap& bootstrap, const std::vector<bool>& is_new)
     ranks_ = next;
     share(bootstrap, is_new);
   } catch (...) {
-    listener_ = UniqueFd();
     ranks_ = before;
     throw;
   }
@@ -134,12 +132,6 @@ bool SymmetricHeap::shares_with(std::size_t peer) const {
 /// Does a peer's own range serve this rank, too?
 bool SymmetricHeap::has_addresses_of(std::size_t peer) const {
   return peer != rank_ && ranks_[peer].heap != 0 && ranks_[peer].process.same_process(ranks_[rank_].process);
-}
-
-/// Collective: what the ranks can do, and where they take descriptors next.
-std::vector<HeapCapabilities> SymmetricHeap::meet(Bootstrap& bootstrap) {
-  listener_ = listen_for_fds(ranks_[rank_].socket);
-  return all_gather_values(bootstrap, ranks_[rank_]);
 }
 
 /// GPUs that have fabric handles need not be in one NVLink domain: each rank tries the others' small pieces, so that
@@ -165,7 +157,6 @@ void SymmetricHeap::attach(Bootstrap& bootstrap) {
 
 /// Collective: ranks with `is_new` give their memory to all others, and get theirs.
 void SymmetricHeap::share(Bootstrap& bootstrap, const std::vector<bool>& is_new) {
-  const UniqueFd listener = std::exchange(listener_, {});
   std::vector<bool> partners;
   for (std::size_t peer = 0; peer < num_ranks(); ++peer) {
     partners.push_back(peer != rank_ && (is_new[peer] || is_new[rank_]) && shares_with(peer) &&
@@ -177,9 +168,7 @@ void SymmetricHeap::share(Bootstrap& bootstrap, const std::vector<bool>& is_new)
   if (kind() == HeapKind::fabric) {
     handles = all_gather_values(bootstrap, mine.fabric);
   } else {
-    std::vector<FdOffer> offers;
-    for (const HeapCapabilities& rank : ranks_) offers.push_back(rank.socket);
-    fds = exchange_fds(bootstrap, mine.fd->get(), listener, offers, partners);
+    fds = exchange_fds(bootstrap, mine.fd->get(), partners);
   }
   std::vector<PhysicalMemory> imported(num_ranks());  // all before anything is unmapped
   for (std::size_t peer = 0; peer < num_ranks(); ++peer) {

@@ -53,7 +53,6 @@ class SymmetricHeap {
   std::size_t num_ranks() const { return peers_.size(); }
   bool shares_with(std::size_t peer) const;
   bool has_addresses_of(std::size_t peer) const;
-  std::vector<HeapCapabilities> meet(Bootstrap& bootstrap);
   void try_pieces_of_peers(Bootstrap& bootstrap);
   void attach(Bootstrap& bootstrap);
   void share(Bootstrap& bootstrap, const std::vector<bool>& is_new);
@@ -62,7 +61,6 @@ class SymmetricHeap {
   std::shared_ptr<const HeapMemory> memory_;
   std::size_t rank_;
   std::vector<HeapCapabilities> ranks_;
-  UniqueFd listener_;
   HeapPlan plan_;
   PhysicalMemory own_;
   std::vector<std::shared_ptr<std::byte>> ranges_;  ///< of each rank; null where this one maps nothing

@@ -6,6 +6,7 @@
 #include <cctype>
 #include <cstring>
 #include <iterator>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -204,11 +205,9 @@ class CudaExecutor final : public Backend, public std::enable_shared_from_this<C
 
   StreamHandle create_stream() override {
     const CurrentContext current(*context_);
-    int least = 0;
-    int greatest = 0;
-    check(cudaDeviceGetStreamPriorityRange(&least, &greatest), device_, "cudaDeviceGetStreamPriorityRange");
     cudaStream_t stream = nullptr;
-    check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest), device_,
+    constexpr int kHighest = std::numeric_limits<int>::min();  // CUDA takes the highest that there is
+    check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, kHighest), device_,
           "cudaStreamCreateWithPriority");
     return stream;
   }

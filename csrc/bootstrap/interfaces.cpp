@@ -1,11 +1,11 @@
 #include "csrc/bootstrap/interfaces.hpp"
 
-#include <ifaddrs.h>
 #include <net/if.h>
 #include <netinet/in.h>
 
 #include <cstring>
 #include <memory>
+#include <string_view>
 
 #include "csrc/support/logging.hpp"
 
@@ -15,7 +15,11 @@ SocketAddress own_address(const SocketChoice& choice) {
   ifaddrs* list = nullptr;
   if (::getifaddrs(&list) != 0) return {};
   const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> all(list, &::freeifaddrs);
-  SocketAddress loopback;
+  return own_address(choice, list);
+}
+
+SocketAddress own_address(const SocketChoice& choice, const ifaddrs* list) {
+  SocketAddress last;
   for (const ifaddrs* one = list; one != nullptr; one = one->ifa_next) {
     if (one->ifa_addr == nullptr || (one->ifa_flags & IFF_UP) == 0) continue;
     const int family = one->ifa_addr->sa_family;
@@ -26,10 +30,11 @@ SocketAddress own_address(const SocketChoice& choice) {
     const bool link_local =
         family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6&>(found.at).sin6_addr);
     if (link_local || !choice.interfaces.allows(one->ifa_name)) continue;
-    if ((one->ifa_flags & IFF_LOOPBACK) == 0) return found;
-    if (loopback.size == 0) loopback = found;
+    const bool runs = (one->ifa_flags & IFF_RUNNING) != 0 && (one->ifa_flags & IFF_LOOPBACK) == 0;
+    if (runs && !std::string_view(one->ifa_name).starts_with("docker")) return found;
+    if (last.size == 0) last = found;
   }
-  return loopback;
+  return last;
 }
 
 DeviceFilter parse_interfaces(const environment::Value& value) {

@@ -2,6 +2,7 @@
 // DEEP_EP_SOCKET_FAMILY and those of other libraries that stand for them.
 #pragma once
 
+#include <ifaddrs.h>
 #include <sys/socket.h>
 
 #include "csrc/bootstrap/sockets.hpp"
@@ -19,8 +20,11 @@ DeviceFilter parse_interfaces(const environment::Value& value);
 /// InvalidArgument where an own variable is wrong.
 SocketChoice read_socket_choice(const environment::Source& source = environment::of_process);
 
-/// By which other hosts may call: of the first interface that is up and allowed. Loopback comes last, for where there
-/// is nothing else; size 0: there is none at all.
+/// By which other hosts may call: of the first interface that is up and allowed. Loopback, the bridges of Docker, which
+/// have one address on many hosts, and interfaces without a carrier come last, for where there is nothing else; size 0:
+/// there is none at all.
 SocketAddress own_address(const SocketChoice& choice);
+/// Of a list as getifaddrs() gives it.
+SocketAddress own_address(const SocketChoice& choice, const ifaddrs* list);
 
 }  // namespace deep_ep

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <map>
 
 #include "csrc/support/environment.hpp"
 #include "csrc/support/format.hpp"
@@ -43,20 +42,17 @@ int NodeMembership::ranks_of_each_node() const {
 }
 
 NodeMembership NodeMembership::of_domains(int rank, std::span<const int> domains, int ranks_per_node) {
-  NodeMembership membership;
-  membership.rank = rank;
-  std::map<int, int> number;  // of a node, by what its ranks have in common
-  for (std::size_t other = 0; other < domains.size(); ++other) {
-    const auto width = static_cast<std::size_t>(ranks_per_node);
-    const std::size_t first = width == 0 ? other : other - other % width;
-    if (domains[other] != domains[first]) {
+  NodeMembership membership{.rank = rank, .node = {}, .num_nodes = 0};
+  std::vector<int>& node = membership.node;
+  for (int other = 0; other < std::ssize(domains); ++other) {
+    const auto domain = [&](int of) { return domains[static_cast<std::size_t>(of)]; };
+    const int first = ranks_per_node == 0 ? domain(other) : other - other % ranks_per_node;  // of its node
+    if (domain(other) != domain(first)) {
       fail<InvalidArgument>("ranks_per_node is {}, but ranks {} and {} of such a node cannot map each other's memory",
                             ranks_per_node, first, other);
     }
-    const int common = width == 0 ? domains[other] : static_cast<int>(first);
-    membership.node.push_back(number.emplace(common, static_cast<int>(number.size())).first->second);
+    node.push_back(first == other ? membership.num_nodes++ : node[static_cast<std::size_t>(first)]);
   }
-  membership.num_nodes = static_cast<int>(number.size());
   return membership;
 }
 

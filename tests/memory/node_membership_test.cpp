@@ -7,73 +7,46 @@
 #include <vector>
 
 #include "deep_ep/error.hpp"
+#include "tests/rdma/messages.hpp"
 #include "tests/support/setting.hpp"
 
 namespace deep_ep {
 namespace {
 
-using Node = std::vector<int>;
 using PerRank = std::function<int(int rank)>;
 
-/// What every rank finds; `host` says which ranks share memory. A text where a rank throws.
-struct Found {
-  std::vector<NodeMembership> memberships;
-  std::vector<std::string> thrown;
-};
-
-Found find(int ranks, const PerRank& host, int ranks_per_node) {
+/// `host` says which ranks share memory.
+NodeMembership find(int rank, int ranks, const PerRank& host, int ranks_per_node = 0) {
   std::vector<int> domains;
-  for (int rank = 0; rank < ranks; ++rank) {
+  for (int one = 0; one < ranks; ++one) {
     int lowest = 0;
-    while (host(lowest) != host(rank)) ++lowest;
+    while (host(lowest) != host(one)) ++lowest;
     domains.push_back(lowest);
   }
-  Found found{std::vector<NodeMembership>(domains.size()), std::vector<std::string>(domains.size())};
-  for (int rank = 0; rank < ranks; ++rank) {
-    const auto place = static_cast<std::size_t>(rank);
-    try {
-      const int width = asked_for_ranks_per_node(ranks_per_node, ranks);
-      found.memberships[place] = NodeMembership::of_domains(rank, domains, width);
-    } catch (const Error& error) {
-      found.thrown[place] = error.what();
-    }
-  }
-  return found;
+  return NodeMembership::of_domains(rank, domains, asked_for_ranks_per_node(ranks_per_node, ranks));
 }
-
-PerRank always(int value) {
-  return [value](int) { return value; };
-}
+int one_host(int) { return 0; }
 
 TEST(NodeMembership, RanksThatMapEachOtherAreANode) {
-  const Found found = find(
-      6, [](int rank) { return rank % 2; }, 0);
-  for (std::size_t rank = 0; rank < 6; ++rank) {
-    ASSERT_EQ(found.thrown[rank], "");
-    EXPECT_EQ(found.memberships[rank].node, (Node{0, 1, 0, 1, 0, 1}));
-    EXPECT_EQ(found.memberships[rank].num_nodes, 2);
-    EXPECT_EQ(found.memberships[rank].rank, static_cast<int>(rank));
-  }
-  EXPECT_EQ(found.memberships[3].reached_by_rdma(true), (std::vector<int>{0, 2, 4}));
-  EXPECT_EQ(found.memberships[3].reached_by_rdma(false), (std::vector<int>{0, 1, 2, 4, 5}));
-  EXPECT_TRUE(found.memberships[3].same_node(5));
-  EXPECT_FALSE(found.memberships[3].same_node(4));
+  const NodeMembership found = find(3, 6, [](int rank) { return rank % 2; });
+  EXPECT_EQ(found.node, (std::vector{0, 1, 0, 1, 0, 1}));
+  EXPECT_EQ(found.num_nodes, 2);
+  EXPECT_EQ(found.rank, 3);
+  EXPECT_EQ(found.reached_by_rdma(true), (std::vector{0, 2, 4}));
+  EXPECT_EQ(found.reached_by_rdma(false), (std::vector{0, 1, 2, 4, 5}));
+  EXPECT_TRUE(found.same_node(5));
+  EXPECT_FALSE(found.same_node(4));
 }
 
 TEST(NodeMembership, RanksOfEachNodeWhereAllNodesAreAlike) {
-  const auto width = [](const PerRank& host, int ranks) {
-    const Found found = find(ranks, host, 0);
-    const int of_first = found.memberships[0].ranks_of_each_node();
-    for (const NodeMembership& membership : found.memberships) EXPECT_EQ(membership.ranks_of_each_node(), of_first);
-    return of_first;
-  };
+  const auto width = [](const PerRank& host, int ranks) { return find(0, ranks, host).ranks_of_each_node(); };
   EXPECT_EQ(width([](int rank) { return rank / 2; }, 6), 2);
   EXPECT_EQ(width([](int rank) { return rank / 3; }, 6), 3);
   EXPECT_EQ(width([](int rank) { return 9 - rank / 4; }, 8), 4) << "nodes count in the order of their ranks";
   EXPECT_EQ(width([](int rank) { return rank; }, 3), 1);
-  EXPECT_EQ(find(8, always(0), 4).memberships[5].ranks_of_each_node(), 4) << "one host plays two nodes";
-  EXPECT_EQ(width(always(0), 4), 0) << "one node";
-  EXPECT_EQ(width(always(0), 1), 0);
+  EXPECT_EQ(find(5, 8, one_host, 4).ranks_of_each_node(), 4) << "one host plays two nodes";
+  EXPECT_EQ(width(one_host, 4), 0) << "one node";
+  EXPECT_EQ(width(one_host, 1), 0);
   EXPECT_EQ(width([](int rank) { return rank / 4; }, 6), 0) << "four and two";
   EXPECT_EQ(width([](int rank) { return rank / 4; }, 5), 0) << "four and one";
   EXPECT_EQ(width([](int rank) { return rank % 2; }, 4), 0) << "not consecutive";
@@ -82,24 +55,26 @@ TEST(NodeMembership, RanksOfEachNodeWhereAllNodesAreAlike) {
 
 TEST(NodeMembership, TheVariableCountsWhereTheProgramDoesNotSay) {
   const Setting two("DEEP_EP_RANKS_PER_NODE", "2");
-  EXPECT_EQ(find(4, always(0), 0).memberships[0].num_nodes, 2);
-  EXPECT_EQ(find(4, always(0), 4).memberships[0].num_nodes, 1);
+  EXPECT_EQ(find(0, 4, one_host).num_nodes, 2);
+  EXPECT_EQ(find(0, 4, one_host, 4).num_nodes, 1);
   const Setting five("DEEP_EP_RANKS_PER_NODE", "5");
-  EXPECT_EQ(find(4, always(0), 0).thrown[0],
+  EXPECT_EQ(test::message_of<InvalidArgument>([] { find(0, 4, one_host); }),
             "environment variable DEEP_EP_RANKS_PER_NODE is 5, allowed: 0 (by host), or a number that divides the 4 "
             "ranks");
 }
 
 TEST(NodeMembership, Refusals) {
-  EXPECT_EQ(find(4, always(0), 3).thrown[2],
-            "ranks_per_node is 3, allowed: 0 (by host), or a number that divides the 4 ranks");
-  EXPECT_EQ(find(4, always(0), -1).thrown[2],
-            "ranks_per_node is -1, allowed: 0 (by host), or a number that divides the 4 ranks");
-  for (const std::string& text : find(
-                                     4, [](int rank) { return rank / 3; }, 2)
-                                     .thrown) {
-    EXPECT_EQ(text, "ranks_per_node is 2, but ranks 2 and 3 of such a node cannot map each other's memory");
+  for (const int wrong : {3, -1}) {
+    EXPECT_EQ(
+        test::message_of<InvalidArgument>([&] { find(2, 4, one_host, wrong); }),
+        "ranks_per_node is " + std::to_string(wrong) + ", allowed: 0 (by host), or a number that divides the 4 ranks");
   }
+  const auto find_three_and_one = [] {
+    find(
+        0, 4, [](int rank) { return rank / 3; }, 2);
+  };
+  EXPECT_EQ(test::message_of<InvalidArgument>(find_three_and_one),
+            "ranks_per_node is 2, but ranks 2 and 3 of such a node cannot map each other's memory");
 }
 
 }  // namespace

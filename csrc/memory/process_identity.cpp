@@ -14,11 +14,6 @@
 namespace deep_ep {
 namespace {
 
-std::uint64_t inode(const char* path) {
-  struct stat status {};
-  return ::stat(path, &status) == 0 ? static_cast<std::uint64_t>(status.st_ino) : 0;
-}
-
 /// 0: none is drawn yet. A forked child is another process.
 std::atomic<std::uint64_t> token = 0;
 [[maybe_unused]] const int registered = ::pthread_atfork(nullptr, nullptr, [] { token = 0; });
@@ -33,7 +28,8 @@ ProcessIdentity this_process() {
   // Without a boot id, fall back on the name: wrong only where hosts share one.
   if (boot_id.empty()) boot_id = identity.host.data();
   std::copy_n(boot_id.begin(), std::min(boot_id.size(), identity.boot_id.size() - 1), identity.boot_id.begin());
-  identity.network_namespace = inode("/proc/self/ns/net");
+  struct stat network {};
+  if (::stat("/proc/self/ns/net", &network) == 0) identity.network_namespace = network.st_ino;
   std::uint64_t none = 0;
   token.compare_exchange_strong(none, random_bits<std::uint64_t>());
   identity.token = token;

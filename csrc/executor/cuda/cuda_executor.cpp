@@ -346,12 +346,10 @@ int cuda_device_count() noexcept {
   int count = 0;
   if (cudaGetDeviceCount(&count) != cudaSuccess) count = 0;
   // A program that asks how many GPUs there are goes on on the CPU: once it is told why.
-  static const bool told = [] {
-    const std::string refusal = cuda::refusal_here();
-    if (!refusal.empty()) log::warn("no GPU is used: {}", refusal);
-    return true;
-  }();
-  static_cast<void>(told);
+  static std::once_flag told;
+  std::call_once(told, [] {
+    if (const std::string refusal = cuda::refusal_here(); !refusal.empty()) log::warn("no GPU is used: {}", refusal);
+  });
   // Ordinals 0 to the result must all work, so counting ends at the first GPU that does not.
   int usable = 0;
   while (usable < count && cuda::is_new_enough(usable)) ++usable;

@@ -28,10 +28,7 @@ std::size_t Buffer::heap_bytes_hint(int num_ranks, std::int64_t tokens, std::int
   constexpr std::int64_t kLeastTokens = 32;
   const std::int64_t rows = std::max(tokens, kLeastTokens) * num_ranks;
   const std::int64_t bytes_of_row = row_bytes + scale_bytes + std::int64_t{num_topk} * (8 + 4) + 4;
-  if (const std::int64_t most = static_cast<std::int64_t>(kMostOptionBytes / 2) / bytes_of_row; rows > most) {
-    fail<InvalidArgument>("tokens is {}, allowed: at most {} for {} ranks and rows of {} bytes", tokens,
-                          most / num_ranks, num_ranks, bytes_of_row);
-  }
+  check_range("tokens", tokens, 0, static_cast<std::int64_t>(kMostOptionBytes / 2) / bytes_of_row / num_ranks);
   const auto tensors = static_cast<std::size_t>(rows * bytes_of_row) + 8 * Arena::kAlignment;
   constexpr std::size_t kLeast = std::size_t{16} << 20;
   return (tensors + kLeast) / 3 * 4;

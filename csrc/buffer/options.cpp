@@ -46,7 +46,7 @@ struct Number {
   std::string_view name;
   std::uint64_t value;
 };
-/// The heap's layout follows from these, so they must be equal.
+/// The heap's layout follows from these, so they must be equal; and a rank that is masked has been late for every rank.
 auto numbers_of(const BufferOptions& options) {
   const auto number = [](std::string_view name, auto value) { return Number{name, static_cast<std::uint64_t>(value)}; };
   const LowLatencyOptions& low_latency = options.low_latency;
@@ -57,6 +57,7 @@ auto numbers_of(const BufferOptions& options) {
       number("max_local_experts", options.max_local_experts),
       number("low_latency.bytes", low_latency.bytes),
       number("low_latency.masking", low_latency.masking),
+      number("timeout_s in ms, with masking,", low_latency.masking ? std::min(*options.timeout_s, 1e9) * 1e3 : 0),
       number("low_latency.allow_nvlink", low_latency.allow_nvlink),
       number("low_latency.rails", low_latency.rails),
       number("low_latency.lanes", low_latency.lanes),
@@ -70,35 +71,21 @@ auto numbers_of(const BufferOptions& options) {
 /// The facts that a rank sends to all others.
 struct Facts {
   std::array<std::uint64_t, std::tuple_size_v<decltype(numbers_of({}))>> options{};
-  double timeout_s = 0;
   DeviceIdentity device;
   ProcessIdentity process;
 };
-
-/// A rank that is masked must have been late for every rank: the greatest of all, of which 0 (for ever) is greater.
-double longest_timeout(std::span<const Facts> all, int rank) {
-  const double mine = all[static_cast<std::size_t>(rank)].timeout_s;
-  const auto [least, greatest] = std::ranges::minmax(all, {}, &Facts::timeout_s);
-  if (least.timeout_s == greatest.timeout_s) return mine;
-  const double longest = least.timeout_s == 0 ? 0 : greatest.timeout_s;
-  log::info("buffer: rank {} has a time-out of {} s, but others have from {} to {}: with masking all take {} (0: none)",
-            rank, mine, least.timeout_s, greatest.timeout_s, longest);
-  return longest;
-}
 
 }  // namespace
 
 int most_internode_lanes(const InternodeOptions& options) {
   const int bound = options.num_qps_per_rank;
-  if (bound < 0) {
-    fail<InvalidArgument>(
-        "internode.num_qps_per_rank is {}, allowed: at least 1, or 0 for as many as the library wants", bound);
-  }
+  check_range("internode.num_qps_per_rank", bound, 0, INT32_MAX);
   if (bound == 0) return kMostInternodeLanes;
   return std::min(kMostInternodeLanes, static_cast<int>(std::bit_floor(static_cast<unsigned>(bound))));
 }
 
 BufferOptions with_environment(BufferOptions options, int num_ranks) {
+  options.timeout_s = timeout_in_effect(options.timeout_s);
   for (const auto& [name, value] : numbers_of(options)) {
     if (!name.ends_with("bytes") || value <= kMostOptionBytes) continue;
     fail<InvalidArgument>("{} is {}, allowed: at most {}", name, value, kMostOptionBytes);
@@ -145,7 +132,7 @@ LaunchPolicy share_device(LaunchPolicy policy, const DeviceIdentity& mine, std::
 AgreedOptions agree_on_options(Bootstrap& bootstrap, const BufferOptions& options, const DeviceIdentity& device) {
   AgreedOptions agreed;
   BufferOptions& mine = agreed.options = with_environment(options, bootstrap.size());
-  Facts facts{.timeout_s = timeout_in_effect(options.timeout_s), .device = device, .process = this_process()};
+  Facts facts{.device = device, .process = this_process()};
   std::ranges::transform(numbers_of(mine), facts.options.begin(), &Number::value);
   const std::vector<Facts> all = all_gather_values(bootstrap, facts);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
@@ -155,7 +142,6 @@ AgreedOptions agree_on_options(Bootstrap& bootstrap, const BufferOptions& option
                          numbers_of(mine)[i].name, facts.options[i], bootstrap.rank(), all[rank].options[i], rank);
     }
   }
-  mine.timeout_s = mine.low_latency.masking ? longest_timeout(all, bootstrap.rank()) : facts.timeout_s;
   for (const Facts& rank : all) {
     agreed.devices.push_back(rank.device);
     agreed.processes.push_back(rank.process);

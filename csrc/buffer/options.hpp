@@ -16,8 +16,7 @@ namespace deep_ep {
 constexpr std::size_t kMostOptionBytes = std::size_t{1} << 56;
 
 struct AgreedOptions {
-  /// With what the environment says if the program leaves it open; lanes 0: see BufferPlan::choose_lanes. With masking
-  /// the longest time-out of all ranks'.
+  /// With what the environment says if the program leaves it open; lanes 0: see BufferPlan::choose_lanes.
   BufferOptions options;
   /// Of each rank.
   std::vector<DeviceIdentity> devices;

@@ -290,10 +290,6 @@ void Runtime::check_newcomers(const AgreedOptions& agreed, const std::vector<boo
                         other, there.host.data());
     }
   }
-  if (agreed.options.timeout_s != timeout_s()) {
-    fail<RankMismatch>("replace_ranks: a new rank has a time-out of {} s, allowed: at most {} s, as in the buffer",
-                       *agreed.options.timeout_s, timeout_s());
-  }
   const LaunchPolicy shared = share_device(executor_->policy(), executor_->identity(), agreed.devices);
   if (shared.multiprocessors < policy_.multiprocessors) {
     fail<RankMismatch>("replace_ranks: more ranks than before share the device of rank {}", rank());

@@ -59,8 +59,8 @@ struct InternodeOptions {
   std::size_t window_bytes = 0;  ///< see heap_bytes
 };
 
-/// The options of a Buffer. All fields but timeout_s, comm_stream, num_qps_per_rank and result_tensors must be equal on
-/// all ranks.
+/// The options of a Buffer. All fields but timeout_s (without masking), comm_stream, num_qps_per_rank and
+/// result_tensors must be equal on all ranks.
 struct BufferOptions {
   /// Symmetric memory of each rank, equal on all ranks, for received tensors and the window. Rows that do not fit come
   /// through the window: more slowly, with the same results. See Buffer::heap_bytes_hint. Signals take memory besides.

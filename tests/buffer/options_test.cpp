@@ -1,7 +1,5 @@
 // Options that another layer sets for its users: experts that do not exist, the program's own stream, a look at the
 // memory.
-#include <thread>
-
 #include "csrc/buffer/buffer_plan.hpp"
 #include "csrc/buffer/options.hpp"
 #include "tests/cluster/counting_executor.hpp"
@@ -74,6 +72,13 @@ TEST_P(OptionsTest, RanksMustAgree) {
     const std::size_t bytes = (rank.rank() == 0 ? std::size_t{16} : std::size_t{17}) << 20;
     require_throws<RankMismatch>([&] { rank.own_buffer({.heap_bytes = bytes}); },
                                  {"heap_bytes is", "on rank 0", "on rank 1"}, "other heaps");
+    // Without masking each waits as it likes.
+    BufferOptions options{.timeout_s = rank.rank() + 30.5};
+    rank.own_buffer(options).destroy();
+    options.low_latency = {.bytes = std::size_t{1} << 20, .masking = true};
+    require_throws<RankMismatch>([&] { rank.own_buffer(options); },
+                                 {"timeout_s in ms, with masking, is", "30500 on rank 0", "31500 on rank 1"},
+                                 "time-outs");
   });
 }
 
@@ -193,28 +198,6 @@ TEST(DeviceShare, RanksOfAGpuHaveEqualParts) {
   plays.kept = 2;
   EXPECT_EQ(sms(130, plays, {plays, plays}), 56);
   EXPECT_EQ(sms(4, {}, {{}, {}, {}}), 4) << "ranks on CPUs are scheduled by the system";
-}
-
-/// Whoever is masked must have been late for every rank.
-TEST(MaskingOptions, AllRanksTakeTheLongestTimeout) {
-  const auto agreed = [](double first, double second, bool masking) {
-    const auto bootstraps = make_thread_bootstraps(2);
-    const auto agree_with = [&](std::size_t rank, double timeout_s) {
-      BufferOptions options;
-      options.timeout_s = timeout_s;
-      options.low_latency = {.bytes = std::size_t{1} << 20, .masking = masking};
-      return *agree_on_options(*bootstraps[rank], options).options.timeout_s;
-    };
-    double theirs = -1;
-    std::thread other([&] { theirs = agree_with(1, second); });
-    const double mine = agree_with(0, first);
-    other.join();
-    return std::vector<double>{mine, theirs};
-  };
-  EXPECT_EQ(agreed(3, 70, true), (std::vector<double>{70, 70}));
-  EXPECT_EQ(agreed(70, 3, true), (std::vector<double>{70, 70}));
-  EXPECT_EQ(agreed(5, 5, true), (std::vector<double>{5, 5}));
-  EXPECT_EQ(agreed(3, 70, false), (std::vector<double>{3, 70})) << "without masking each waits as it likes";
 }
 
 /// A program may wrap an executor, or write one, but kernels run on the library's alone.

@@ -94,22 +94,17 @@ std::optional<int> Faults::find_lost(int waited_for) const {
   }
 }
 
-std::string Faults::describe_failure(int peer) const {
-  const std::uint32_t failed = __atomic_load_n(&words_->failed[peer], __ATOMIC_ACQUIRE);
-  if (failed == 0) return {};
+std::string Faults::describe_failure() const {
   FaultRecord record{};
   record.kind = FaultKind::rdma_failed;
-  record.peer = peer;
-  record.field = static_cast<std::int32_t>(failed - 1);
-  return rdma::describe_fault(rank_, record);
-}
-
-std::string Faults::describe_failures() const {
-  if (words_ == nullptr || initial_.masking != 0) return {};  // with masking calls go on without the peer
-  if (membership_ != nullptr && !membership_->gone().empty()) return {};
-  std::string text;
-  for (int peer = 0; text.empty() && peer < initial_.num_ranks; ++peer) text = describe_failure(peer);
-  return text;
+  for (int peer = 0; words_ != nullptr && peer < initial_.num_ranks; ++peer) {
+    const std::uint32_t failed = __atomic_load_n(&words_->failed[peer], __ATOMIC_ACQUIRE);
+    if (failed == 0) continue;
+    record.peer = peer;
+    record.field = static_cast<std::int32_t>(failed - 1);
+    return rdma::describe_fault(rank_, record);
+  }
+  return {};
 }
 
 void Faults::come_back() {
@@ -135,27 +130,27 @@ void Faults::raise(FaultRecord& fault) {
   if (fault.kind == FaultKind::rdma_failed) break_by<SystemError>(text);
   if (fault.kind == FaultKind::overflow) break_by<OutOfMemory>(text);
   if (breaks(fault)) break_by<RankMismatch>(text);
-  Executor& executor = *calls_.executor;
-  executor.fill(abort_.get(), 0, sizeof *abort_, calls_.comm_stream);
-  executor.synchronize(calls_.comm_stream);
+  set_abort_words(0, calls_.comm_stream);
   fault = FaultRecord{};
   throw RankMismatch(text);
 }
 
 void Faults::raise_timeout(const FaultRecord& fault) {
   const std::optional<int> lost = find_lost(fault.peer);
+  const std::vector<int> gone = membership_ == nullptr ? std::vector<int>() : membership_->gone();
   std::string why;
   if (lost) {
     if (membership_->ended_by_error(*lost)) {
       why = fmt::format("rank {} has ended the call, and its own error says why", *lost);
       break_by<RankMismatch>(describe_fault(fault, rank_, timeout_s_, lost, why));
     }
-    const std::vector<int> gone = membership_->gone();
     if (std::ranges::find(gone, *lost) != gone.end()) why = membership_->describe_end(*lost);
   }
   const std::string text = describe_fault(fault, rank_, timeout_s_, lost, why);
-  const std::string failures = describe_failures();  // the wait may have been in vain for another reason
-  if (!failures.empty()) break_by<SystemError>(failures + "; " + text);
+  // The rank waited for may itself wait for what was lost by a queue pair of this rank. With masking calls go on
+  // without the peer, and a process that has ended takes its queue pairs along.
+  const std::string failure = initial_.masking == 0 && gone.empty() ? describe_failure() : "";
+  if (!failure.empty()) break_by<SystemError>(failure + "; " + text);
   const std::string more = explain_();
   break_by<TimeoutError>(more.empty() ? text : text + ". " + more);
 }

@@ -66,15 +66,13 @@ class Faults {
     broken_ = std::make_exception_ptr(E(why));
     std::rethrow_exception(broken_);
   }
-  /// Later calls throw SystemError.
-  void break_by_rdma(const std::string& why) { broken_ = std::make_exception_ptr(SystemError(why)); }
   /// The caller does not want to wait any longer: kernels leave their waits, and this and every later call throws. On
   /// the CPU they have ended then: the caller's tensors may go away.
   [[noreturn]] void break_by_interruption();
   /// In device memory: another word that ends waits, though nothing is on record.
   void add_abort_word(std::uint64_t* abort) { abort_words_.push_back(abort); }
-  /// The failure of the queue pairs to `peer`; empty: none. With a control plane.
-  std::string describe_failure(int peer) const;
+  /// A queue pair of this rank that has failed; empty: none has.
+  std::string describe_failure() const;
 
  private:
   [[noreturn]] void raise(FaultRecord& fault);
@@ -83,10 +81,6 @@ class Faults {
   /// Because of which other rank nothing comes of `waited_for`, which has been waited for in vain: the verdict, for
   /// which this waits a little.
   std::optional<int> find_lost(int waited_for) const;
-  /// A failed queue pair of this rank, as the reason for a wait in vain: the rank waited for may itself wait for what
-  /// was lost there. Empty where no queue pair has failed, or where a process has ended, which takes its queue pairs
-  /// along. Call it after find_lost(), which gives the verdict time to come.
-  std::string describe_failures() const;
 
   const CallContext& calls_;
   int rank_;

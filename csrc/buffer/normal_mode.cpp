@@ -30,13 +30,8 @@ void check_layout(const DispatchArguments& arguments, const Runtime& runtime) {
   check_tensor("is_token_in_rank", arguments.is_token_in_rank, runtime.device(), {DType::boolean, DType::uint8},
                {tokens, runtime.num_ranks()});
   check_tensor("num_tokens_per_expert", arguments.num_tokens_per_expert, runtime.device(), {DType::int32}, {kAnySize});
-  const std::int64_t experts = num_experts(arguments);
-  if (experts == 0 || experts % runtime.num_ranks() != 0 ||
-      experts / runtime.num_ranks() > runtime.options().max_local_experts) {
-    fail<InvalidArgument>(
-        "num_tokens_per_expert counts {} experts, allowed: a multiple of the {} ranks, at most {} a rank", experts,
-        runtime.num_ranks(), runtime.options().max_local_experts);
-  }
+  check_experts("number of experts in num_tokens_per_expert", num_experts(arguments), runtime.num_ranks(),
+                runtime.options().max_local_experts);
   if (arguments.topk_weights && !arguments.topk_idx) {
     throw InvalidArgument("topk_weights is given, allowed: only with topk_idx, which is missing");
   }
@@ -359,10 +354,7 @@ DispatchLayout Buffer::get_dispatch_layout(const ConstTensorView& topk_idx, int 
   check_tensor("topk_idx", topk_idx, in->device(), {DType::int32, DType::int64}, {kAnySize, kAnySize});
   check_token_count("number of tokens", topk_idx.size(0), num_ranks);
   check_range("width of topk_idx", topk_idx.size(1), 0, INT32_MAX);
-  check_range("num_experts", num_experts, 1, std::int64_t{num_ranks} * in->options().max_local_experts);
-  if (num_experts % num_ranks != 0) {
-    fail<InvalidArgument>("num_experts is {}, it must be a multiple of the {} ranks", num_experts, num_ranks);
-  }
+  check_experts("num_experts", num_experts, num_ranks, in->options().max_local_experts);
   CallScope scope = in->begin(call);
   DispatchLayout layout = in->normal_mode->count(topk_idx, num_experts, scope);
   layout.event = scope.finish();

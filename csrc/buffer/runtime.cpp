@@ -20,15 +20,6 @@
 namespace deep_ep {
 namespace {
 
-void check_shared_memory(const Executor& executor) {
-  constexpr std::size_t kLeast = std::size_t{16} << 10;
-  const std::size_t bytes = executor.policy().max_shared_bytes;
-  if (bytes < kLeast) {
-    fail<InvalidArgument>("the executor gives a block {} of shared memory, at least {} are needed", format_bytes(bytes),
-                          format_bytes(kLeast));
-  }
-}
-
 /// Unsupported where kernels of normal mode cannot count at another rank of the node. Low-latency ones need not.
 void check_atomics(const Backend& executor, const NodeMembership& nodes, std::vector<DeviceIdentity> devices) {
   const auto own = static_cast<std::size_t>(nodes.rank);
@@ -76,7 +67,8 @@ void Runtime::make(const std::shared_ptr<Backend>& backend, const BufferOptions&
   AgreedOptions agreed = agree_on_options(*bootstrap_, asked, identity);
   plan_.options = agreed.options;
   processes_ = std::move(agreed.processes);
-  check_shared_memory(*backend);
+  check_range("max_shared_bytes of the executor", static_cast<std::int64_t>(backend->policy().max_shared_bytes),
+              1 << 14, INT32_MAX);
   policy_ = share_device(backend->policy(), identity, agreed.devices);
 
   comm_stream_ = options().comm_stream;
@@ -116,7 +108,7 @@ void Runtime::make(const std::shared_ptr<Backend>& backend, const BufferOptions&
   if (options().low_latency.bytes != 0) low_latency = std::make_shared<LowLatency>(*this);
   bootstrap_->barrier();  // no rank signals before all ranks are ready
   only_low_latency_ = membership_ != nullptr && membership_->joined_later();
-  if (only_low_latency_) low_latency->resume_together();
+  if (only_low_latency_) low_latency->resume_together(*bootstrap_);
   log::info("buffer: {}", fmt::join(split(trim(describe()), '\n'), "; "));
 }
 
@@ -299,28 +291,22 @@ void Runtime::check_newcomers(const AgreedOptions& agreed, const std::vector<boo
 void Runtime::replace_ranks(const std::shared_ptr<Bootstrap>& group, std::span<const int> ranks) {
   if (!group) throw InvalidArgument("replace_ranks: group is null");
   const std::shared_ptr<BufferExchanges> exchanges = BufferExchanges::over(group);
-  agree(*exchanges, "replacing ranks", [&] { replace(exchanges, ranks); });
-}
-
-/// By the exchanges of make(), which the new processes are in. In one node a plan has the options that ranks agree on.
-void Runtime::replace(const std::shared_ptr<BufferExchanges>& exchanges, std::span<const int> ranks) {
-  const std::vector<bool> is_new = check_replaced(*exchanges, ranks);
-  low_latency->begin_resume();
-  const AgreedOptions agreed = agree_on_options(*exchanges, options(), executor_->identity());
-  check_newcomers(agreed, is_new);
-  membership_->replace(*exchanges, !of_one_network(agreed.processes));
-  heap_->admit(*exchanges, is_new);
-  exchanges->barrier();
-  const auto before = std::exchange(bootstrap_, exchanges);
-  try {
-    low_latency->resume_together();
-  } catch (...) {
-    bootstrap_ = before;
-    throw;
-  }
-  processes_ = agreed.processes;  // only now: after a failure the same processes may come again
-  only_low_latency_ = true;
-  end_waits_for_the_gone();
+  // By the exchanges of make(), which the new processes are in. In one node a plan has the options that ranks agree on.
+  agree(*exchanges, "replacing ranks", [&] {
+    const std::vector<bool> is_new = check_replaced(*exchanges, ranks);
+    low_latency->begin_resume();
+    const AgreedOptions agreed = agree_on_options(*exchanges, options(), executor_->identity());
+    check_newcomers(agreed, is_new);
+    membership_->replace(*exchanges, !of_one_network(agreed.processes));
+    heap_->admit(*exchanges, is_new);
+    exchanges->barrier();
+    low_latency->resume_together(*exchanges);
+    // Only now: after a failure the same processes may come again.
+    bootstrap_ = exchanges;
+    processes_ = agreed.processes;
+    only_low_latency_ = true;
+    end_waits_for_the_gone();
+  });
 }
 
 }  // namespace deep_ep

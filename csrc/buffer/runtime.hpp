@@ -117,7 +117,6 @@ class Runtime {
   void make(const std::shared_ptr<Backend>& backend, const BufferOptions& asked);
   void end_waits_for_the_gone() const;
   std::vector<bool> check_replaced(const Bootstrap& group, std::span<const int> ranks) const;
-  void replace(const std::shared_ptr<BufferExchanges>& exchanges, std::span<const int> ranks);
   void check_newcomers(const AgreedOptions& agreed, const std::vector<bool>& is_new) const;
   /// For a rank that waits in vain: what has become of all that was posted to NICs. Empty where there is none.
   std::string describe_health() const;

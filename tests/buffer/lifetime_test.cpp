@@ -65,7 +65,7 @@ TEST(Creation, AFailureOfOneRankIsToldToAll) {
     if (bootstrap->rank() == 1) host.max_shared_bytes = std::size_t{8} << 10;
     const Buffer buffer(bootstrap, make_host_executor(host), {.heap_bytes = std::size_t{4} << 20});
   });
-  EXPECT_TRUE(errors[1].starts_with("the executor gives a block 8.00 KiB of shared memory")) << errors[1];
+  EXPECT_TRUE(errors[1].starts_with("max_shared_bytes of the executor is 8192, allowed: 16384 to ")) << errors[1];
   for (const std::size_t rank : {0, 2}) EXPECT_EQ(errors[rank], "making a Buffer failed on rank 1: " + errors[1]);
 }
 

@@ -1,7 +1,7 @@
 // Options that another layer sets for its users: experts that do not exist, the program's own stream, a look at the
 // memory.
-#include "csrc/buffer/buffer_plan.hpp"
 #include "csrc/buffer/options.hpp"
+#include "csrc/buffer/buffer_plan.hpp"
 #include "tests/cluster/counting_executor.hpp"
 #include "tests/cluster/fixture.hpp"
 #include "tests/memory/fake_executor.hpp"
@@ -104,20 +104,22 @@ TEST_P(OptionsTest, OptionsOfCallsWithoutMemoryHaveNoEffect) {
 
 TEST_P(OptionsTest, LowLatencyCallsNeedNoHeapBytes) {
   run_cluster(cluster(2), [](Rank& rank) {
-    Buffer& buffer = rank.buffer({.heap_bytes = 0});
-    require_throws<OutOfMemory>([&] { buffer.allocate_tensor(DType::uint8, {1 << 22}, rank.call().stream); },
-                                {"does not fit the heap of"}, "no room");
-    buffer.barrier(rank.call());
-    const Case one = make_case({.tokens = {9, 14}, .hidden = 64, .combine_hidden = 32});
-    // On one rank: it does not wait for the other one.
-    if (rank.rank() == 1) {
-      require_throws<InvalidArgument>([&] { buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call()); },
-                                      {"Buffer::dispatch needs a window, but the buffer's heap_bytes is 0"},
-                                      "dispatch");
-      require_throws<InvalidArgument>([&] { buffer.combine({}, rank.call()); }, {"needs a window"}, "combine");
-      require_throws<InvalidArgument>([&] { buffer.dispatch_elastic({}, rank.call()); }, {"needs a window"}, "V2");
+    for (const int ranks_per_node : {2, 1}) {
+      Buffer buffer = rank.own_buffer({.heap_bytes = 0, .ranks_per_node = ranks_per_node});
+      require_throws<OutOfMemory>([&] { buffer.allocate_tensor(DType::uint8, {1 << 22}, rank.call().stream); },
+                                  {"does not fit the heap of"}, "no room");
+      buffer.barrier(rank.call());
+      const Case one = make_case({.tokens = {9, 14}, .hidden = 64, .combine_hidden = 32});
+      // On one rank: it does not wait for the other one.
+      if (rank.rank() == 1) {
+        require_throws<InvalidArgument>([&] { buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call()); },
+                                        {"Buffer::dispatch needs a window, but the buffer's heap_bytes is 0"},
+                                        "dispatch");
+        require_throws<InvalidArgument>([&] { buffer.combine({}, rank.call()); }, {"needs a window"}, "combine");
+        require_throws<InvalidArgument>([&] { buffer.dispatch_elastic({}, rank.call()); }, {"needs a window"}, "V2");
+      }
+      buffer.destroy();
     }
-    buffer.destroy();
   });
 }
 

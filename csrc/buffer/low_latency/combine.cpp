@@ -1,6 +1,5 @@
 // low_latency_combine, and the memory that experts may write its input to.
 #include <algorithm>
-#include <tuple>
 
 #include "csrc/buffer/checks.hpp"
 #include "csrc/buffer/defaults.hpp"
@@ -27,12 +26,11 @@ bool goes_unreduced(const LowLatencyCombineArguments& arguments, const LowLatenc
   return rows * params.row_bytes <= room;
 }
 
-/// Of at most `sms` blocks. `unreduced`: groups share the selections of a row, too, where there are enough of them.
-int warps_per_row(const LowLatencyCombinePlan& plan, int sms, bool unreduced, const LowLatencySetup& setup) {
+/// `unreduced`: groups share the selections of a row, too, where there are enough of them.
+int warps_per_row(const LowLatencyCombinePlan& plan, bool unreduced, const LowLatencySetup& setup) {
   if (!setup.on_gpu()) return std::min(plan.warps, kHostWarpsPerRow);
-  const LowLatencyCombineParams& params = plan.params;
-  const int pieces = unreduced ? int{params.num_topk} : 1;
-  const bool few = std::int64_t{params.common.num_ranks} * params.max_tokens * pieces <= sms;
+  const std::int64_t pieces = unreduced ? int{plan.params.num_topk} : 1;
+  const bool few = plan.params.expert_rows() * pieces <= plan.most_working_blocks;
   return std::min(plan.warps, few ? kGpuWarpsPerRowFew : kGpuWarpsPerRow);
 }
 
@@ -107,9 +105,7 @@ void check_handle(const LowLatencyHandle& handle, const LowLatencySetup& setup) 
   if (!handle.row_table.defined()) {
     throw InvalidArgument("handle is empty: low_latency_combine needs the handle of a low_latency_dispatch");
   }
-  check_range("handle.max_tokens", handle.max_tokens, 1, kMostLowLatencyTokens);
   check_range("handle.num_tokens", handle.num_tokens, 0, handle.max_tokens);
-  check_range("handle.num_topk", handle.num_topk, 1, kMaxTopk);
   check_experts("handle.num_experts", handle.num_experts, num_ranks, setup.max_local_experts);
   if (handle.has_weights && (setup.rdma() || setup.common.mask != nullptr)) {
     throw InvalidArgument("handle has weights, and is of another buffer: dispatches of this one do not carry any");
@@ -157,12 +153,12 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
               : handle.has_weights ? choices::combine_low_latency_weighted
               : setup.rdma()       ? choices::combine_low_latency_rdma
                                    : choices::combine_low_latency,
-              setup);
-  const int sms = plan.most_working_blocks(arguments.num_sms, setup);
+              arguments.num_sms, 1, setup);
+  const int sms = plan.most_working_blocks;
   const bool few = arguments.overlap && arguments.overlap->num_sms != 0;
   const int send_sms = few ? std::min(sms, arguments.overlap->num_sms) : sms;
   // With signals a warp has its own selections.
-  params.warps_per_row = params.signals.words != nullptr ? 1 : warps_per_row(plan, sms, unreduced, setup);
+  params.warps_per_row = params.signals.words != nullptr ? 1 : warps_per_row(plan, unreduced, setup);
   plan.plan_parts(arguments.return_recv_hook, setup, [&](LowLatencyPhase phase) {
     return plan_part(phase, plan, phase == LowLatencyPhase::send ? send_sms : sms, unreduced);
   });
@@ -184,8 +180,7 @@ LowLatencyCombineResult Buffer::low_latency_combine(const LowLatencyCombineArgum
     scope.make_results(wanted);
   }
   plan.params.combined_x = result.combined_x.as<std::byte>();
-  const auto keep = [&] { return std::tuple(result.combined_x, arguments.handle->row_table, arguments.owner); };
-  result.event = mode.launch(LowLatencyKind::combine, plan, scope, call.stream, keep, result.hook);
+  mode.launch(LowLatencyKind::combine, plan, scope, call.stream, result, arguments.handle->row_table, arguments.owner);
   return result;
 }
 

@@ -3,7 +3,6 @@
 #include <array>
 #include <bit>
 #include <span>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -17,19 +16,16 @@ namespace deep_ep {
 namespace {
 
 /// Grid and shared memory of a part. `plan`: complete but for its parts.
-LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyDispatchPlan& plan, int num_sms,
-                         const LowLatencySetup& setup) {
+LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyDispatchPlan& plan) {
   const LowLatencyDispatchParams& params = plan.params;
   const int ranks = params.common.num_ranks;
-  const int least = sends(phase) ? 2 : 1;  // one sends counts, the others rows
-  const std::int64_t to_send =
-      sends(phase) ? std::int64_t{params.num_tokens} + 1 : 0;  // and the block that sends counts
+  const int to_send = sends(phase) ? std::max(params.num_tokens, 1) + 1 : 1;  // one block sends counts
   // Few rows are best spread over many SMs.
-  const std::int64_t to_receive = receives(phase) ? std::int64_t{ranks} * params.max_tokens : 0;
+  const int to_receive = receives(phase) ? params.expert_rows() : 0;
   LowLatencyPart part{.phase = phase};
-  const int most = plan.most_working_blocks(num_sms, setup, least);
-  part.working_blocks = static_cast<int>(std::clamp<std::int64_t>(std::max(to_send, to_receive), least, most));
-  const int telling = plan.posters == 0 && part.working_blocks < most ? 1 : 0;  // acknowledges the call before
+  part.working_blocks = std::min(std::max(to_send, to_receive), plan.most_working_blocks);
+  // Acknowledges the call before.
+  const int telling = plan.posters == 0 && part.working_blocks < plan.most_working_blocks ? 1 : 0;
   const bool by_rails = params.common.rail_width != 0;
   const device::low_latency::DispatchShared shared(Carver::without_memory(), ranks, params.num_experts(),
                                                    sends(phase) ? params.row(by_rails).stage_bytes() : 0,
@@ -39,9 +35,8 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyDispatchPlan& pl
 }
 
 /// Warps that receive a row together.
-int warps_per_row(const LowLatencyDispatchPlan& plan, int num_sms, const LowLatencySetup& setup) {
-  const std::int64_t rows = std::int64_t{plan.params.common.num_ranks} * plan.params.max_tokens;
-  const bool few = rows <= plan.most_working_blocks(num_sms, setup);
+int warps_per_row(const LowLatencyDispatchPlan& plan, const LowLatencySetup& setup) {
+  const bool few = plan.params.expert_rows() <= plan.most_working_blocks;
   if (setup.on_gpu() && few) return plan.warps;  // no block has two rows
   if (plan.warps % 4 == 0 && plan.warps >= 16) return 4;
   return plan.warps % 2 == 0 && plan.warps >= 8 ? 2 : 1;
@@ -134,10 +129,10 @@ LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& argument
                31);
   if (too_many_tokens(arguments)) params.num_tokens = 0;
 
-  plan.choose(setup.rdma() ? choices::dispatch_low_latency_rdma : choices::dispatch_low_latency, setup);
-  params.warps_per_row = warps_per_row(plan, arguments.num_sms, setup);
-  plan.plan_parts(arguments.return_recv_hook, setup,
-                  [&](LowLatencyPhase phase) { return plan_part(phase, plan, arguments.num_sms, setup); });
+  plan.choose(setup.rdma() ? choices::dispatch_low_latency_rdma : choices::dispatch_low_latency, arguments.num_sms, 2,
+              setup);
+  params.warps_per_row = warps_per_row(plan, setup);
+  plan.plan_parts(arguments.return_recv_hook, setup, [&](LowLatencyPhase phase) { return plan_part(phase, plan); });
   return plan;
 }
 
@@ -167,10 +162,7 @@ LowLatencyDispatchResult Buffer::low_latency_dispatch(const LowLatencyDispatchAr
   wanted.add(handle.row_table, &params.row_table, DType::int32, {params.table().height(params.weighted), ranks});
   scope.make_results(wanted, false, 3);
 
-  const auto keep = [&] {
-    return std::tuple(result.recv_x, result.recv_x_scales, result.recv_count, handle, arguments.owner);
-  };
-  result.event = mode.launch(LowLatencyKind::dispatch, plan, scope, call.stream, keep, result.hook);
+  mode.launch(LowLatencyKind::dispatch, plan, scope, call.stream, result, arguments.owner);
   if (too_many_tokens(arguments)) {
     if (result.hook) result.hook();
     check_range("number of tokens (rows of x)", arguments.x.size(0), 0, arguments.max_tokens);

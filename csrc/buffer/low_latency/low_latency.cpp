@@ -1,7 +1,6 @@
 #include "csrc/buffer/low_latency/low_latency.hpp"
 
 #include <algorithm>
-#include <exception>
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/buffer/checks.hpp"
@@ -33,7 +32,6 @@ LowLatency::LowLatency(Runtime& runtime) : runtime_(runtime) {
   if (masks()) {
     common.wait.timeout_ns = kMostTimeouts * timeout_ns(runtime.timeout_s());
     common.mask = runtime.faults().control()->mask;
-    failures_logged_.resize(static_cast<std::size_t>(runtime.num_ranks()));
   }
   common.posts = common.wait;
   common.posts.spares_call = common.mask != nullptr;
@@ -67,21 +65,19 @@ CallScope LowLatency::begin(LowLatencyKind kind, bool hook, const CallOptions& c
 
 void LowLatency::receive(WaitingParts& of_kind, std::uint64_t number) {
   while (of_kind.gone < number) {
+    WaitingParts::Part done;  // goes behind the scope: what it holds may make calls of this kind then
     WaitingParts::Part& part = of_kind.parts.front();
     if (runtime_.executor()->is_capturing(part.stream) != part.recorded) {
       fail<InvalidArgument>("{}: its send part was {} into a graph, so its receive part must be, too: call the hook {}",
                             of_kind.call, part.recorded ? "recorded" : "not recorded",
                             part.recorded ? "before the recording ends" : "before the recording begins");
     }
-    {
-      CallScope scope(runtime_.calls(), {.stream = part.stream});
-      if (!part.enqueued) part.enqueue(scope);  // a hook that failed may come again, but the part must not
-      part.enqueued = true;
-      scope.finish();
-    }
-    const auto done = std::move(part);  // what it holds may make calls of this kind when it goes
-    of_kind.parts.pop_front();
+    CallScope scope(runtime_.calls(), {.stream = part.stream});
+    part.enqueue(scope);
+    done = std::move(part);
+    of_kind.parts.pop_front();  // a hook that fails from here on may come again, but the part must not
     ++of_kind.gone;
+    scope.finish();
   }
 }
 
@@ -98,11 +94,7 @@ EventHandle LowLatency::finish_send(LowLatencyKind kind, CallScope& scope, std::
     // The send part is on its way, so the receive part must follow for ranks to go on counting calls alike; but the
     // caller gets no hook.
     scope.abandon();
-    try {
-      hook();
-    } catch (const std::exception& error) {
-      log::debug("buffer: the receive part of a low-latency call that failed still waits: {}", error.what());
-    }
+    log::quietly(hook);
     throw;
   }
 }
@@ -130,19 +122,13 @@ TensorView Buffer::low_latency_memory() const {
 }
 
 void LowLatency::log_masks() {
-  if (!masks()) return;
+  if (!masks() || __atomic_load_n(&runtime_.control_words().changes, __ATOMIC_ACQUIRE) == 0) return;
   const control::Membership& membership = *runtime_.membership();
-  for (std::size_t peer = 0; peer < failures_logged_.size(); ++peer) {
-    if (failures_logged_[peer]) continue;
-    const std::string failure = runtime_.faults().describe_failure(static_cast<int>(peer));
-    if (failure.empty()) continue;
-    failures_logged_[peer] = true;
-    log::warn("{}", failure);
-  }
-  if (__atomic_load_n(&runtime_.control_words().changes, __ATOMIC_ACQUIRE) == 0) return;
   const std::vector<control::LostRank> lost = membership.lost();
   for (; logged_ < lost.size(); ++logged_) {
     log::warn("{}", describe_masking(lost[logged_], membership.describe_end(lost[logged_].rank)));
+    const bool failed = lost[logged_].why == control::LostWhy::failed;
+    if (const std::string own = runtime_.faults().describe_failure(); failed && !own.empty()) log::warn("{}", own);
   }
 }
 
@@ -199,22 +185,20 @@ void Buffer::low_latency_clean(StreamHandle stream) {
   scope.finish();
 }
 
-std::uint64_t LowLatency::count_together() {
+std::uint64_t LowLatency::count_together(Bootstrap& ranks) {
   // Everybody goes on from the largest count, so that no signal of an earlier call can be taken for a later one's. A
   // rank that has died took its count along; it may have sent rows of two more calls.
   constexpr std::uint64_t kMostAhead = 2;
   Executor& executor = *runtime_.executor();
   LowLatencyState state;
-  executor.copy(&state, state_.get(), sizeof state, runtime_.comm_stream());
-  executor.synchronize(runtime_.comm_stream());
+  copy_now(executor, &state, state_.get(), sizeof state);
   std::uint64_t calls = state.barriers.calls;
   for (const LowLatencyCounters& of : state.counters) calls = std::max({calls, of.sent.calls(), of.received.calls()});
-  for (const std::uint64_t theirs : all_gather_values(runtime_.bootstrap(), calls)) calls = std::max(calls, theirs);
+  for (const std::uint64_t theirs : all_gather_values(ranks, calls)) calls = std::max(calls, theirs);
   calls += kMostAhead;
   for (LowLatencyCounters& of : state.counters) of.sent = of.received = LowLatencyCount::of(calls);
   state.barriers.calls = calls;
-  executor.copy(state_.get(), &state, sizeof state, runtime_.comm_stream());
-  executor.synchronize(runtime_.comm_stream());
+  copy_now(executor, state_.get(), &state, sizeof state);
   return calls;
 }
 
@@ -233,30 +217,28 @@ void Buffer::low_latency_resume() {
   try {
     agree(exchanges, "low_latency_resume", [&] {
       mode.begin_resume();
-      mode.resume_together();
+      mode.resume_together(exchanges);
     });
   } catch (const PeerLeft& left) {
-    in->faults().break_by_rdma(left.what());
-    throw;
+    in->faults().break_by<SystemError>(left.what());
   }
 }
 
-void LowLatency::resume_together() {
-  const std::uint64_t calls = count_together();  // throws before anything has changed
-  for (WaitingParts& of_kind : waiting_) {       // receive parts that no hook has enqueued
+void LowLatency::resume_together(Bootstrap& ranks) {
+  const std::uint64_t calls = count_together(ranks);  // throws before anything has changed
+  for (WaitingParts& of_kind : waiting_) {            // receive parts that no hook has enqueued
     of_kind.gone = of_kind.end();
     of_kind.parts.clear();
   }
-  if (connections_) reconnect(calls);
+  if (connections_) reconnect(ranks, calls);
   runtime_.membership()->resume();
   logged_ = 0;
-  failures_logged_.assign(failures_logged_.size(), false);
   runtime_.faults().forget_verdicts();
-  runtime_.bootstrap().barrier();
+  ranks.barrier();
 }
 
-void LowLatency::reconnect(std::uint64_t calls) try {
-  connections_->reconnect(runtime_.bootstrap());  // what was under way is lost: nobody adds any more
+void LowLatency::reconnect(Bootstrap& ranks, std::uint64_t calls) try {
+  connections_->reconnect(ranks);  // what was under way is lost: nobody adds any more
   LowLatencyMailbox told;
   std::ranges::fill(told.word, LowLatencyMailbox::progress_value(calls, 0));
   told.word[LowLatencyMailbox::kAcknowledged] = told.word[LowLatencyMailbox::kBarrier] = calls;
@@ -275,8 +257,8 @@ void LowLatency::reconnect(std::uint64_t calls) try {
   executor.synchronize(runtime_.comm_stream());
 } catch (const Error& error) {
   // The old queue pairs are gone, and kernels would write where they were.
-  runtime_.faults().break_by_rdma(fmt::format("low_latency_resume made no new RDMA connections: {}", error.what()));
-  throw;
+  runtime_.faults().break_by<SystemError>(
+      fmt::format("low_latency_resume made no new RDMA connections: {}", error.what()));
 }
 
 }  // namespace deep_ep

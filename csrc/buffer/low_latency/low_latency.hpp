@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -24,10 +25,9 @@ struct WaitingParts {
   static constexpr std::size_t kMost = 2;
 
   struct Part {
-    StreamHandle stream;                            ///< the caller's
-    bool recorded;                                  ///< is the send part in a graph?
-    std::function<void(const CallScope&)> enqueue;  ///< holds what the kernel uses until then
-    bool enqueued = false;
+    StreamHandle stream = nullptr;                       ///< the caller's
+    bool recorded = false;                               ///< is the send part in a graph?
+    std::function<void(const CallScope&)> enqueue = {};  ///< holds what the kernel uses until then
   };
   const char* call;  ///< for messages
   std::deque<Part> parts = {};
@@ -41,14 +41,14 @@ class LowLatency : public std::enable_shared_from_this<LowLatency> {
   /// Collective. The runtime's layout has memory for it.
   explicit LowLatency(Runtime& runtime);
 
-  /// Logs which ranks are masked, and which queue pairs have failed, since the last look.
+  /// Logs which ranks are masked since the last look, and a queue pair of this rank that failed.
   void log_masks();
 
   // With masks.
   /// The first half of low_latency_resume, by this rank alone: what it has begun is over.
   void begin_resume();
-  /// The second, collective: all ranks go on together, also with processes whose buffers are new.
-  void resume_together();
+  /// The second, collective over `ranks`: all go on together, also with processes whose buffers are new.
+  void resume_together(Bootstrap& ranks);
 
   /// A line for Buffer::describe: also which ranks calls reach how, and over which NIC.
   std::string describe() const;
@@ -59,18 +59,19 @@ class LowLatency : public std::enable_shared_from_this<LowLatency> {
   /// The scope of a call. Throws what an earlier call met, and logs which ranks it masked. A call that receives at once
   /// comes after those that wait for their hooks; one with a hook needs a place, and ends in no other way.
   CallScope begin(LowLatencyKind kind, bool hook, const CallOptions& call);
-  /// Enqueues the first part of a call and finishes the scope. If a hook enqueues the other part, sets `hook`; until
-  /// then what `keep()` returns keeps what the kernel uses.
-  template <class Params, class Keep>
-  EventHandle launch(LowLatencyKind kind, const LowLatencyPlan<Params>& plan, CallScope& scope,
-                     StreamHandle caller_stream, const Keep& keep, std::function<void()>& hook) {
+  /// Enqueues the first part of a call and finishes the scope. If a hook enqueues the other part, it is set in the
+  /// result; until then the kernel's memory is kept: that of the result, and `used`.
+  template <class Params, class Result, class... Used>
+  void launch(LowLatencyKind kind, const LowLatencyPlan<Params>& plan, CallScope& scope, StreamHandle caller_stream,
+              Result& result, const Used&... used) {
     plan.enqueue(plan.first, runtime_, scope);
-    if (!plan.receive) return scope.finish();
-    auto enqueue = [this, plan, kept = keep()](const CallScope& of_hook) {
-      plan.enqueue(*plan.receive, runtime_, of_hook);
-    };
-    waiting(kind).parts.push_back({caller_stream, scope.recording(), std::move(enqueue)});
-    return finish_send(kind, scope, hook);
+    if (plan.receive) {
+      auto enqueue = [this, plan, kept = std::tuple(result, used...)](const CallScope& of_hook) {
+        plan.enqueue(*plan.receive, runtime_, of_hook);
+      };
+      waiting(kind).parts.push_back({caller_stream, scope.recording(), std::move(enqueue)});
+    }
+    result.event = plan.receive ? finish_send(kind, scope, result.hook) : scope.finish();
   }
   EventHandle finish_send(LowLatencyKind kind, CallScope& scope, std::function<void()>& hook);
   /// Enqueues the first `number` of all that have waited, but those that are gone: each as a call of its own.
@@ -81,10 +82,10 @@ class LowLatency : public std::enable_shared_from_this<LowLatency> {
   bool masks() const { return runtime_.options().low_latency.masking; }
   void launch_masks(LowLatencyMasksStep step, int rank, std::int32_t* status, StreamHandle stream);
   /// From here on all ranks have made so many calls of each kind, and barriers.
-  std::uint64_t count_together();
+  std::uint64_t count_together(Bootstrap& ranks);
   /// After all ranks have ended their work: new queue pairs, and all that was told over the old ones as it would be
   /// after so many calls.
-  void reconnect(std::uint64_t calls);
+  void reconnect(Bootstrap& ranks, std::uint64_t calls);
 
   Runtime& runtime_;
   std::shared_ptr<LowLatencyState> state_;  ///< device memory
@@ -92,9 +93,8 @@ class LowLatency : public std::enable_shared_from_this<LowLatency> {
   rdma::Connections* connections_ = nullptr;
   std::shared_ptr<LowLatencyMailbox> told_;
   LowLatencySetup setup_;
-  bool shown_ = false;                 ///< has the program been given the memory of calls? It may write there
-  std::size_t logged_ = 0;             ///< verdicts
-  std::vector<bool> failures_logged_;  ///< [num_ranks], with masking
+  bool shown_ = false;      ///< has the program been given the memory of calls? It may write there
+  std::size_t logged_ = 0;  ///< verdicts
   std::array<WaitingParts, kLowLatencyKinds> waiting_ = {
       {{.call = "low_latency_dispatch"}, {.call = "low_latency_combine"}}};
   /// Device memory; the last is the largest. Those before stay: views and recorded graphs may still name them.

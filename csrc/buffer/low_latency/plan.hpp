@@ -48,21 +48,19 @@ template <class Params>
 struct LowLatencyPlan {
   Params params{};  ///< all but the part's, and memory that the call is given
   KernelChoice<Params> kernel{};
-  int warps = 1;    ///< of a block: as many as have registers enough
-  int posters = 0;  ///< blocks that post to ranks reached by RDMA: a warp for each lane to each such rank
+  int warps = 1;                ///< of a block: as many as have registers enough
+  int posters = 0;              ///< blocks that post to ranks reached by RDMA: a warp for each lane to each such rank
+  int most_working_blocks = 1;  ///< for everything but posting
   LowLatencyPart first;
   std::optional<LowLatencyPart> receive;  ///< a hook enqueues it
 
-  void choose(const KernelChoice<Params>& choice, const LowLatencySetup& setup) {
+  /// There are no more blocks than SMs, or than the caller allows, but `least` that work. InvalidArgument where these
+  /// and the posters cannot run side by side: on a GPU they wait for each other.
+  void choose(const KernelChoice<Params>& choice, int num_sms, int least, const LowLatencySetup& setup) {
     kernel = choice;
     const int most = std::max(std::min(choice.max_threads, setup.policy.max_block_threads) / 32, 1);
     warps = setup.on_gpu() ? most : std::clamp(setup.policy.warps_per_block, 1, most);
     if (setup.rdma()) posters = (setup.common.num_far * setup.common.lanes + warps - 1) / warps;
-  }
-
-  /// Blocks for everything but posting: no more in all than there are SMs, or than the caller allows, but `least`.
-  /// InvalidArgument where these and the posters cannot run side by side: on a GPU they wait for each other.
-  int most_working_blocks(int num_sms, const LowLatencySetup& setup, int least = 1) const {
     const int all = setup.policy.multiprocessors, needed = posters + least;
     if (setup.on_gpu() && needed > all) {
       fail<InvalidArgument>(
@@ -70,7 +68,7 @@ struct LowLatencyPlan {
           "multiprocessors of the GPU: raise CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
           setup.common.num_far, needed, all);
     }
-    return std::max(least, (num_sms != 0 ? std::min(num_sms, all) : all) - posters);
+    most_working_blocks = std::max(least, (num_sms != 0 ? std::min(num_sms, all) : all) - posters);
   }
 
   /// The parts, each as `plan_part(phase)` says. InvalidArgument if a block does not have what one needs.

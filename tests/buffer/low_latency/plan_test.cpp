@@ -148,9 +148,10 @@ TEST(LowLatencyPlan, NoMoreBlocksThanTheContextRuns) {
       setup.policy.multiprocessors = multiprocessors;
       const LowLatencyCombineInputs inputs(setup);
       if (multiprocessors == 1) {  // dispatch sends counts and rows side by side
-        EXPECT_TRUE(says(message_of<InvalidArgument>([&] { plan_dispatch(dispatch_of(100, setup), setup); }),
-                         {"needs 2 blocks side by side, but this process has 1 multiprocessors",
-                          "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"}));
+        EXPECT_TRUE(
+            says(message_of<InvalidArgument>([&] { plan_dispatch(dispatch_of(100, setup), setup); }),
+                 {rdma ? "needs 3 blocks" : "needs 2 blocks", "side by side, but this process has 1 multiprocessors",
+                  "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"}));
         if (rdma) {
           EXPECT_THROW(plan_combine(inputs.arguments, setup), InvalidArgument);
         }

@@ -94,10 +94,10 @@ deep_ep::TensorView view_of(const deep_ep_tensor* theirs, const char* name, cons
   view.dims = tensor.dims;
   view.data = tensor.data;
   std::ranges::copy(tensor.shape, view.shape.begin());
-  std::int64_t stride = 1;
+  std::uint64_t stride = 1;  // wraps for a shape that cannot be
   for (int dim = std::clamp(tensor.dims, 0, deep_ep::TensorSpec::kMaxDims) - 1; dim >= 0; --dim) {
-    view.strides[static_cast<std::size_t>(dim)] = stride;
-    stride *= std::max<std::int64_t>(view.size(dim), 1);
+    view.strides[static_cast<std::size_t>(dim)] = static_cast<std::int64_t>(stride);
+    stride *= static_cast<std::uint64_t>(std::max<std::int64_t>(view.size(dim), 1));
   }
   return view;
 }

@@ -562,27 +562,23 @@ CombineResult Buffer::combine(const CombineArguments& arguments, const CallOptio
       make_sums(x, handle.num_tokens(), params.num_topk, &params.combined_x, &params.combined_weights, scope);
   std::vector<Tensor> copies;  // until the call is enqueued: their memory is reused behind it
   bool pushes = false;
-  if (x.size(0) == 0) {
-    // A rank that received nothing has nothing to read; frameworks give its empty tensors no address.
-    params.x = in->heap()->local();
-  } else {
-    // Ranks of the node read the rows in the heap. Between nodes they are copied there, if it has room; else pushed.
-    const auto readable = [&](const ConstTensorView& tensor) {
-      if (pushes || in->in_heap(tensor)) return tensor.data;
-      if (mode.rails()) {
-        const TensorView wanted = unplaced(in->device(), tensor.dtype, {tensor.size(0), tensor.size(1)});
-        if (const auto made = scope.tensors({&wanted, 1}, true); !made.empty()) {
-          void* copy = copies.emplace_back(made.front()).data();
-          in->executor()->copy(copy, tensor.data, tensor.bytes(), scope.stream());
-          return static_cast<const void*>(copy);
-        }
+  // Ranks of the node read the rows in the heap. Between nodes they are copied there, if it has room; else pushed.
+  const auto readable = [&](const ConstTensorView& tensor) -> const void* {
+    if (tensor.size(0) == 0) return in->heap()->local();  // nothing to read; frameworks give it no address
+    if (pushes || in->in_heap(tensor)) return tensor.data;
+    if (mode.rails()) {
+      const TensorView wanted = unplaced(in->device(), tensor.dtype, {tensor.size(0), tensor.size(1)});
+      if (const auto made = scope.tensors({&wanted, 1}, true); !made.empty()) {
+        void* copy = copies.emplace_back(made.front()).data();
+        in->executor()->copy(copy, tensor.data, tensor.bytes(), scope.stream());
+        return copy;
       }
-      pushes = true;
-      return tensor.data;
-    };
-    params.x = static_cast<const std::byte*>(readable(x));
-    if (weights) params.topk_weights = static_cast<const float*>(readable(*weights));
-  }
+    }
+    pushes = true;
+    return tensor.data;
+  };
+  params.x = static_cast<const std::byte*>(readable(x));
+  if (weights) params.topk_weights = static_cast<const float*>(readable(*weights));
   // In one node also where this rank does not push: its peers may.
   if (pushes || !mode.rails()) require_slots(params.transfer.local, in->num_ranks(), mode);
   TransferParams& transfer = params.transfer;

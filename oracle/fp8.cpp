@@ -79,10 +79,4 @@ std::uint8_t ue8m0_bits(float power_of_two) {
   return static_cast<std::uint8_t>(bits >> 23);
 }
 
-std::int32_t pack_ue8m0(std::span<const float> four_scales) {
-  std::uint32_t packed = 0;
-  for (std::size_t i = 0; i < 4; ++i) packed |= std::uint32_t{ue8m0_bits(four_scales[i])} << (8 * i);
-  return std::bit_cast<std::int32_t>(packed);
-}
-
 }  // namespace deep_ep::oracle

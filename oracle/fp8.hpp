@@ -23,7 +23,4 @@ float cast_fp8_aligned(std::span<const std::uint16_t> block, std::span<std::uint
 /// The biased exponent of a scale that is a power of two: UE8M0.
 std::uint8_t ue8m0_bits(float power_of_two);
 
-/// Four scales in an int32, the first in the lowest byte.
-std::int32_t pack_ue8m0(std::span<const float> four_scales);
-
 }  // namespace deep_ep::oracle

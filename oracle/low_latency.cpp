@@ -1,7 +1,7 @@
 #include "oracle/low_latency.hpp"
 
 #include <algorithm>
-#include <cstring>
+#include <bit>
 #include <stdexcept>
 
 #include "oracle/fp8.hpp"
@@ -18,48 +18,19 @@ bool masked(const Masks& masks, int ranks, int who, int whom) {
   return !masks.empty() && masks[at(who, ranks, whom)] != 0;
 }
 
-std::span<const std::uint16_t> row_of(const std::vector<std::uint16_t>& x, std::int64_t row, std::int64_t hidden) {
-  return std::span(x).subspan(at(row, hidden), static_cast<std::size_t>(hidden));
-}
-
-/// Output of one rank with all its rows empty.
-LowLatencyReceived empty_output(const LowLatencyShape& shape, RowFormat format) {
-  const std::int64_t experts = shape.local_experts();
-  const std::int64_t rows = experts * shape.expert_rows();
-  LowLatencyReceived output;
-  output.count.assign(static_cast<std::size_t>(experts), 0);
-  output.layout_range.assign(static_cast<std::size_t>(experts * shape.ranks), 0);
-  output.src_info.assign(static_cast<std::size_t>(rows), -1);
-  output.x.resize(at(rows, row_bytes(format, shape.hidden)));
-  if (shape.hidden != 0) output.scales.resize(at(rows, float_scales(format, shape.hidden)));
-  output.packed_scales.resize(at(rows, packed_scales(format, shape.hidden)));
-  return output;
-}
-
-void place(LowLatencyReceived& output, std::int64_t row, std::int64_t token, const FormattedRow& formatted) {
-  const auto copy = [row](const auto& from, auto& to) {
-    std::ranges::copy(from, to.begin() + row * static_cast<std::int64_t>(from.size()));
-  };
-  copy(formatted.x, output.x);
-  copy(formatted.scales, output.scales);
-  copy(formatted.packed_scales, output.packed_scales);
-  output.src_info[static_cast<std::size_t>(row)] = static_cast<std::int32_t>(token);
-}
-
 /// Rows of `source` for `destination`; none where they are `apart`: one has masked the other.
-void fill_experts(LowLatencyDispatched& result, LowLatencyReceived& output, const LowLatencyInput& input, int source,
-                  int destination, RowFormat format, bool apart) {
+void fill_experts(LowLatencyDispatched& result, LowLatencyReceived& output, const Selection& selection, int source,
+                  int destination, bool apart) {
   const LowLatencyShape& shape = result.shape;
-  const int topk = input.selection.topk;
   const std::vector<std::int32_t> begin = output.count;
-  for (std::int64_t t = 0; t < input.selection.tokens && !apart; ++t) {
-    for (int k = 0; k < topk; ++k) {
-      const std::int64_t expert = input.selection.idx[at(t, topk, k)];
+  for (std::int64_t t = 0; t < selection.tokens && !apart; ++t) {
+    for (int k = 0; k < selection.topk; ++k) {
+      const std::int64_t expert = selection.idx[at(t, selection.topk, k)];
       const std::int64_t local = expert - std::int64_t{destination} * shape.local_experts();
       if (expert < 0 || local < 0 || local >= shape.local_experts()) continue;
       const std::int64_t row = local * shape.expert_rows() + output.count[static_cast<std::size_t>(local)]++;
-      place(output, row, t, format_row(row_of(input.x, t, shape.hidden), format));
-      result.selection_row[static_cast<std::size_t>(source)][at(t, topk, k)] = row;
+      output.src_info[static_cast<std::size_t>(row)] = static_cast<std::int32_t>(t);
+      result.selection_row[static_cast<std::size_t>(source)][at(t, selection.topk, k)] = row;
     }
   }
   for (int l = 0; l < shape.local_experts(); ++l) {  // an empty block still begins where the next one does
@@ -75,66 +46,110 @@ const char* name_of(RowFormat format) {
   return kNames[static_cast<std::size_t>(format)];
 }
 
-FormattedRow format_row(std::span<const std::uint16_t> row, RowFormat format) {
-  FormattedRow result;
-  if (row.empty()) return result;
-  result.x.resize(static_cast<std::size_t>(row_bytes(format, static_cast<std::int64_t>(row.size()))));
-  const std::span codes(reinterpret_cast<std::uint8_t*>(result.x.data()), result.x.size());
+FormattedRow format_row(Row row, RowFormat format) {
+  const auto hidden = static_cast<std::int64_t>(row.size());
+  FormattedRow result{.x = std::vector<std::byte>(at(row_bytes(format, hidden), 1)),
+                      .scales = std::vector<std::uint32_t>(at(scale_words(format, hidden), 1))};
   if (format == RowFormat::bf16) {
     std::ranges::copy(std::as_bytes(row), result.x.begin());
     return result;
   }
+  const std::span codes(reinterpret_cast<std::uint8_t*>(result.x.data()), result.x.size());
+  const auto put_byte = [&](std::size_t i, std::uint8_t scale) {
+    result.scales[i / 4] |= std::uint32_t{scale} << i % 4 * 8;
+  };
   if (format == RowFormat::nvfp4) {
-    std::vector<std::uint8_t> scales;
-    for (std::size_t begin = 0; begin < row.size(); begin += kNvfp4Block) {
-      const auto out = codes.subspan(begin / 2, kNvfp4Block / 2);
-      scales.push_back(cast_nvfp4(row.subspan(begin, kNvfp4Block), kGlobalScale, out));
+    for (std::size_t i = 0; i < row.size() / kNvfp4Block; ++i) {
+      const auto out = codes.subspan(i * kNvfp4Block / 2, kNvfp4Block / 2);
+      put_byte(i, cast_nvfp4(row.subspan(i * kNvfp4Block, kNvfp4Block), kGlobalScale, out));
     }
-    result.packed_scales.resize(scales.size() / 4);
-    std::memcpy(result.packed_scales.data(), scales.data(), 4 * result.packed_scales.size());
     return result;
   }
-  for (std::size_t begin = 0; begin < row.size(); begin += kFp8Block) {
-    const auto out = codes.subspan(begin, kFp8Block);
-    const auto in = row.subspan(begin, kFp8Block);
-    result.scales.push_back(format == RowFormat::fp8_aligned ? cast_fp8_aligned(in, out)
-                                                             : cast_fp8(in, format != RowFormat::fp8, out));
-  }
-  if (format == RowFormat::fp8_ue8m0) {
-    for (std::size_t i = 0; i + 4 <= result.scales.size(); i += 4) {
-      result.packed_scales.push_back(pack_ue8m0(std::span<const float>(result.scales).subspan(i, 4)));
+  for (std::size_t i = 0; i < row.size() / kFp8Block; ++i) {
+    const auto in = row.subspan(i * kFp8Block, kFp8Block);
+    const auto out = codes.subspan(i * kFp8Block, kFp8Block);
+    const float scale =
+        format == RowFormat::fp8_aligned ? cast_fp8_aligned(in, out) : cast_fp8(in, format != RowFormat::fp8, out);
+    if (format == RowFormat::fp8_ue8m0) {
+      put_byte(i, ue8m0_bits(scale));
+    } else {
+      result.scales[i] = std::bit_cast<std::uint32_t>(scale);
     }
-    result.scales.clear();
   }
   return result;
 }
 
-LowLatencyDispatched low_latency_dispatch(const LowLatencyShape& shape, std::span<const LowLatencyInput> inputs,
-                                          RowFormat format, const Masks& masks) {
-  if (static_cast<int>(inputs.size()) != shape.ranks || shape.experts % shape.ranks != 0) {
+LowLatencyDispatched low_latency_dispatch(const LowLatencyShape& shape, std::span<const Selection> selections,
+                                          const Masks& masks) {
+  if (static_cast<int>(selections.size()) != shape.ranks || shape.experts % shape.ranks != 0) {
     throw std::invalid_argument("oracle: as many inputs as ranks, and a multiple of that of experts");
   }
   LowLatencyDispatched result;
   result.shape = shape;
-  for (const LowLatencyInput& input : inputs) {
-    if (input.selection.tokens > shape.max_tokens) throw std::invalid_argument("oracle: more than max_tokens tokens");
-    result.selection.push_back(input.selection.idx);
-    result.selection_row.emplace_back(input.selection.idx.size(), -1);
+  for (const Selection& selection : selections) {
+    if (selection.tokens > shape.max_tokens) throw std::invalid_argument("oracle: more than max_tokens tokens");
+    result.selection.push_back(selection.idx);
+    result.selection_row.emplace_back(selection.idx.size(), -1);
   }
+  const int experts = shape.local_experts();
   for (int destination = 0; destination < shape.ranks; ++destination) {
-    LowLatencyReceived output = empty_output(shape, format);
+    LowLatencyReceived output;
+    output.count.assign(at(experts, 1), 0);
+    output.layout_range.assign(at(experts, shape.ranks), 0);
+    output.src_info.assign(at(experts, shape.expert_rows()), -1);
     for (int source = 0; source < shape.ranks; ++source) {
       const bool apart =
           masked(masks, shape.ranks, source, destination) || masked(masks, shape.ranks, destination, source);
-      fill_experts(result, output, inputs[static_cast<std::size_t>(source)], source, destination, format, apart);
+      fill_experts(result, output, selections[static_cast<std::size_t>(source)], source, destination, apart);
     }
     result.received.push_back(std::move(output));
   }
   return result;
 }
 
+std::string difference(const LowLatencyShape& shape, RowFormat format, const LowLatencyReceived& expected,
+                       const LowLatencyOutput& seen, const std::function<Row(int source, std::int64_t token)>& sent) {
+  const auto text = [](auto number) { return std::to_string(number); };
+  const std::int64_t rows = shape.expert_rows();
+  const bool in_tiles = format == RowFormat::nvfp4;
+  for (int l = 0; l < shape.local_experts(); ++l) {
+    const std::string here = " of local expert " + text(l);
+    const std::int32_t count = expected.count[at(l, 1)];
+    if (seen.routes.count.at(at(l, 1)) != count) {
+      return text(seen.routes.count[at(l, 1)]) + " rows" + here + ", expected " + text(count);
+    }
+    for (int source = 0; source < shape.ranks; ++source) {
+      const std::int64_t range = expected.layout_range[at(l, shape.ranks, source)];
+      const std::int64_t begin = range >> 32, end = begin + (range & 0xffffffff);
+      if (const std::int64_t other = seen.routes.layout_range.at(at(l, shape.ranks, source)); other != range) {
+        return "rows " + text(other >> 32) + " + " + text(other & 0xffffffff) + here + " are of rank " + text(source) +
+               ", expected " + text(begin) + " + " + text(end - begin);
+      }
+      for (std::int64_t row = begin; row < end; ++row) {
+        const std::int32_t token = expected.src_info[at(l, rows, row)];
+        const FormattedRow right = format_row(sent(source, token), format);
+        const auto width = static_cast<std::int64_t>(right.x.size());
+        const auto words = static_cast<std::int64_t>(right.scales.size());
+        bool same = seen.routes.src_info.at(at(l, rows, row)) == token &&
+                    seen.x.size() == at(shape.local_experts() * rows, width) &&
+                    std::ranges::equal(right.x, std::span(seen.x).subspan(at(l * rows + row, width), right.x.size()));
+        for (std::int64_t word = 0; same && word < words; ++word) {
+          const std::int64_t tile = (l * ((rows + 127) / 128) + row / 128) * words + word;
+          const std::size_t place =
+              in_tiles ? at(tile, 128, row % 32 * 4 + row % 128 / 32) : at(l * words + word, rows, row);
+          same = seen.scales.at(place) == right.scales[at(word, 1)];
+        }
+        if (!same) {
+          return "row " + text(row) + here + " is not token " + text(token) + " of rank " + text(source);
+        }
+      }
+    }
+  }
+  return {};
+}
+
 std::vector<Combined> low_latency_combine(const LowLatencyDispatched& dispatched,
-                                          std::span<const LowLatencyCombineInput> inputs,
+                                          std::span<const LowLatencyCombineInput> inputs, std::int64_t hidden,
                                           const LowLatencyCombineOptions& options) {
   const LowLatencyShape& shape = dispatched.shape;
   std::vector<Combined> results(inputs.size());
@@ -153,9 +168,10 @@ std::vector<Combined> low_latency_combine(const LowLatencyDispatched& dispatched
         if (row < 0 || masked(options.masks, shape.ranks, owner, rank)) continue;
         const auto r = static_cast<std::size_t>(rank);
         rows[options.unreduced ? o : r].push_back(  // all at the owner, as if they were its own
-            {row_of(inputs[r].x, row, shape.hidden), selection.weights.empty() ? 1.0f : selection.weights[one]});
+            {Row(inputs[r].x).subspan(at(row, hidden), at(hidden, 1)),
+             selection.weights.empty() ? 1.0f : selection.weights[one]});
       }
-      results[o].append(combine_row(owner, rows, shape.hidden, options.ranks_per_node, options.fused));
+      results[o].append(combine_row(owner, rows, hidden, options.ranks_per_node, options.fused));
     }
   }
   return results;

@@ -1,15 +1,15 @@
 // The right results of low-latency dispatch and combine, for all ranks at once, in plain code.
 //
-// Symbols: R ranks, E experts, L = E / R local experts, M max_tokens, H hidden, K top-k. Rows that no token fills are
-// zero here and undefined in the library: compare only rows below `count`.
-//
-// With a hidden size of 0 dispatch gives the routes alone: counts, ranges, and which token each row is. Who cannot hold
-// the data of all ranks at once makes rows with `format_row` and sums with `combine_row`.
+// Symbols: R ranks, E experts, L = E / R local experts, M max_tokens, H hidden, K top-k, P = R * M. Dispatch gives the
+// routes alone: counts, ranges, and which token each row is. `difference` compares the rows, one after the other, as a
+// host cannot hold the data of all ranks at once; `combine_row` makes the sums of one token.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "oracle/normal.hpp"
@@ -19,7 +19,6 @@ namespace deep_ep::oracle {
 struct LowLatencyShape {
   int ranks = 0;
   int experts = 0;
-  std::int64_t hidden = 0;
   std::int64_t max_tokens = 0;
 
   int local_experts() const { return experts / ranks; }
@@ -46,22 +45,11 @@ inline constexpr float kGlobalScale = 40.5f;
 constexpr std::int64_t row_bytes(RowFormat format, std::int64_t hidden) {
   return format == RowFormat::bf16 ? 2 * hidden : format == RowFormat::nvfp4 ? hidden / 2 : hidden;
 }
-/// Float scales of a row.
-constexpr std::int64_t float_scales(RowFormat format, std::int64_t hidden) {
-  const bool each_block =
-      format == RowFormat::fp8 || format == RowFormat::fp8_rounded || format == RowFormat::fp8_aligned;
-  return each_block ? hidden / 128 : 0;
+/// Words of scales of a row.
+constexpr std::int64_t scale_words(RowFormat format, std::int64_t hidden) {
+  if (format == RowFormat::bf16) return 0;
+  return hidden / (format == RowFormat::nvfp4 ? 64 : format == RowFormat::fp8_ue8m0 ? 512 : 128);
 }
-/// Words of four scales.
-constexpr std::int64_t packed_scales(RowFormat format, std::int64_t hidden) {
-  return format == RowFormat::fp8_ue8m0 ? hidden / 512 : format == RowFormat::nvfp4 ? hidden / 64 : 0;
-}
-
-/// One rank's arguments of dispatch.
-struct LowLatencyInput {
-  Selection selection;           ///< at most max_tokens tokens
-  std::vector<std::uint16_t> x;  ///< [tokens, H] bfloat16 bits
-};
 
 /// For each rank its opinion of the others, [R, R]: masks[r * R + p] != 0: r neither sends to p nor waits for it.
 /// Empty: no rank is masked.
@@ -69,20 +57,25 @@ using Masks = std::vector<std::uint8_t>;
 
 /// One row in the form in which it arrives.
 struct FormattedRow {
-  std::vector<std::byte> x;                 ///< row_bytes
-  std::vector<float> scales;                ///< float_scales
-  std::vector<std::int32_t> packed_scales;  ///< packed_scales
+  std::vector<std::byte> x;           ///< row_bytes
+  std::vector<std::uint32_t> scales;  ///< scale_words: the bits of a float, or four scales of a byte each
 };
-FormattedRow format_row(std::span<const std::uint16_t> row, RowFormat format);
+FormattedRow format_row(Row row, RowFormat format);
 
-/// One rank's results of dispatch; P = R * M.
+/// Where the rows of one rank come from.
 struct LowLatencyReceived {
-  std::vector<std::int32_t> count;          ///< [L]: valid rows
-  std::vector<std::int64_t> layout_range;   ///< [L, R]: (first row << 32) | rows
-  std::vector<std::int32_t> src_info;       ///< [L, P]: token at the source, -1 where no row is
-  std::vector<std::byte> x;                 ///< [L, P, bytes of a row]
-  std::vector<float> scales;                ///< [L, P, scales of a row], logical order (the library's is another)
-  std::vector<std::int32_t> packed_scales;  ///< the same
+  std::vector<std::int32_t> count;         ///< [L]: valid rows
+  std::vector<std::int64_t> layout_range;  ///< [L, R]: (first row << 32) | rows
+  std::vector<std::int32_t> src_info;      ///< [L, P]: token at the source, -1 where no row is
+};
+
+/// One rank's results of dispatch as the library leaves them in memory. Rows that no token fills may hold anything.
+struct LowLatencyOutput {
+  LowLatencyReceived routes;
+  std::vector<std::byte> x;  ///< [L, P, row_bytes]
+  /// [L, scale_words, P]; of NVFP4 [L, tiles of 128 rows, scale_words, 128], where row r of a tile is at r % 32 * 4 + r
+  /// / 32.
+  std::vector<std::uint32_t> scales;
 };
 
 struct LowLatencyDispatched {
@@ -95,8 +88,13 @@ struct LowLatencyDispatched {
 
 /// Rows of an expert: by source rank, then by token, then by position among the token's selections (an expert that a
 /// token names twice gets it twice).
-LowLatencyDispatched low_latency_dispatch(const LowLatencyShape& shape, std::span<const LowLatencyInput> inputs,
-                                          RowFormat format, const Masks& masks = {});
+LowLatencyDispatched low_latency_dispatch(const LowLatencyShape& shape, std::span<const Selection> selections,
+                                          const Masks& masks = {});
+
+/// The first thing in which a rank's results are not what they must be, bit for bit; empty if all are right. `sent`: a
+/// row before the call.
+std::string difference(const LowLatencyShape& shape, RowFormat format, const LowLatencyReceived& expected,
+                       const LowLatencyOutput& seen, const std::function<Row(int source, std::int64_t token)>& sent);
 
 /// One rank's arguments of combine.
 struct LowLatencyCombineInput {
@@ -116,22 +114,7 @@ struct LowLatencyCombineOptions {
 /// Each rank adds its experts' weighted rows, selections ascending, and the owner their parts, as combine_row says (but
 /// see `unreduced`).
 std::vector<Combined> low_latency_combine(const LowLatencyDispatched& dispatched,
-                                          std::span<const LowLatencyCombineInput> inputs,
+                                          std::span<const LowLatencyCombineInput> inputs, std::int64_t hidden,
                                           const LowLatencyCombineOptions& options = {});
-
-/// [outer, rows, columns] in logical order to memory order [outer, columns, rows].
-template <class T>
-std::vector<T> column_major(std::span<const T> values, std::int64_t outer, std::int64_t rows, std::int64_t columns) {
-  std::vector<T> result(values.size());
-  for (std::int64_t o = 0; o < outer; ++o) {
-    for (std::int64_t r = 0; r < rows; ++r) {
-      for (std::int64_t c = 0; c < columns; ++c) {
-        result[static_cast<std::size_t>((o * columns + c) * rows + r)] =
-            values[static_cast<std::size_t>((o * rows + r) * columns + c)];
-      }
-    }
-  }
-  return result;
-}
 
 }  // namespace deep_ep::oracle

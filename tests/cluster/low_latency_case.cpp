@@ -12,58 +12,6 @@
 namespace deep_ep::test {
 namespace {
 
-/// The first `count[place]` rows of every place, one after the other; `width` elements per row.
-template <class T>
-std::vector<T> valid_rows(const std::vector<T>& all, const std::vector<std::int32_t>& count, std::int64_t width) {
-  std::vector<T> rows;
-  if (count.empty()) return rows;
-  const std::int64_t place = static_cast<std::int64_t>(all.size()) / static_cast<std::int64_t>(count.size());
-  for (std::size_t i = 0; i < count.size(); ++i) {
-    const auto begin = all.begin() + static_cast<std::int64_t>(i) * place;
-    rows.insert(rows.end(), begin, begin + count[i] * width);
-  }
-  return rows;
-}
-
-/// The scales of a tensor whose last two dimensions are column-major, in logical order.
-template <class T>
-std::vector<T> download_scales(Rank& rank, const TensorView& scales) {
-  const std::int64_t places = scales.size(0);
-  const std::int64_t rows = scales.size(1);
-  const std::int64_t columns = scales.size(2);
-  require(scales.stride(0) == rows * columns && scales.stride(1) == 1 && scales.stride(2) == rows,
-          "scales are column-major: " + scales.describe());
-  const auto memory =
-      rank.download<T>(TensorView::contiguous(scales.data, scales.dtype, {places, columns, rows}, scales.device));
-  std::vector<T> logical(memory.size());
-  for (std::int64_t p = 0; p < places; ++p) {
-    for (std::int64_t r = 0; r < rows; ++r) {
-      for (std::int64_t c = 0; c < columns; ++c) {
-        logical[index((p * rows + r) * columns + c)] = memory[index((p * columns + c) * rows + r)];
-      }
-    }
-  }
-  return logical;
-}
-
-/// NVFP4 scales, a word for four, in logical order.
-std::vector<std::int32_t> download_tiled_scales(Rank& rank, const TensorView& scales, std::int64_t rows) {
-  const std::int64_t places = scales.size(0);
-  const std::int64_t columns = scales.size(2);
-  require(scales.size(1) == (rows + 127) / 128 && scales.size(3) == 512, "tiles of scales: " + scales.describe());
-  const auto memory = rank.download<std::int32_t>(scales);
-  std::vector<std::int32_t> logical(index(places * rows * columns));
-  for (std::int64_t p = 0; p < places; ++p) {
-    for (std::int64_t r = 0; r < rows; ++r) {
-      for (std::int64_t c = 0; c < columns; ++c) {
-        const std::int64_t tile = (p * scales.size(1) + r / 128) * columns + c;
-        logical[index((p * rows + r) * columns + c)] = memory[index(tile * 128 + r % 32 * 4 + r % 128 / 32)];
-      }
-    }
-  }
-  return logical;
-}
-
 /// Rows, tokens and positions of the handle's table are those of the sources' selections.
 void check_row_table(Rank& rank, const LowLatencyCase& one, const LowLatencyDispatchResult& result) {
   const LowLatencyCaseShape& shape = one.shape;
@@ -105,23 +53,19 @@ std::string LowLatencyCaseShape::describe() const {
 }
 
 LowLatencyCase make_low_latency_case(const LowLatencyCaseShape& shape) {
-  LowLatencyCase one{.shape = shape, .inputs = {}, .dispatched = {}};
+  LowLatencyCase one{.shape = shape, .selections = {}, .x = {}, .dispatched = {}};
   for (std::size_t r = 0; r < shape.tokens.size(); ++r) {
     const std::uint64_t seed = oracle::derive_seed(shape.seed, r);
-    oracle::LowLatencyInput input{
-        .selection = oracle::make_selection(shape.routing, shape.tokens[r], shape.topk, shape.experts(), seed),
-        .x = random_bf16(shape.tokens[r] * shape.hidden, seed)};
+    one.selections.push_back(oracle::make_selection(shape.routing, shape.tokens[r], shape.topk, shape.experts(), seed));
+    std::vector<std::uint16_t>& x = one.x.emplace_back(random_bf16(shape.tokens[r] * shape.hidden, seed));
     // What shows rounding and clamping: blocks of zeros, of one magnitude, of very small numbers.
     oracle::Random random(seed + 1);
-    for (std::size_t at = 0; at + 128 <= input.x.size(); at += 128) {
+    for (std::size_t at = 0; at + 128 <= x.size(); at += 128) {
       const std::int64_t kind = random.below(8);
       for (std::size_t i = at; kind < 3 && i < at + 128; ++i) {
-        input.x[i] = kind == 0   ? 0
-                     : kind == 1 ? oracle::bf16_bits(i % 2 == 0 ? 4.0f : -4.0f)
-                                 : oracle::bf16_bits(3e-6f);
+        x[i] = kind == 0 ? 0 : kind == 1 ? oracle::bf16_bits(i % 2 == 0 ? 4.0f : -4.0f) : oracle::bf16_bits(3e-6f);
       }
     }
-    one.inputs.push_back(std::move(input));
   }
   return with_masks(one, shape.masks);
 }
@@ -131,8 +75,7 @@ LowLatencyCase with_masks(const LowLatencyCase& one, const oracle::Masks& masks)
   const LowLatencyCaseShape& shape = one.shape;
   result.shape.masks = masks;
   result.dispatched = oracle::low_latency_dispatch(
-      {.ranks = shape.ranks(), .experts = shape.experts(), .hidden = shape.hidden, .max_tokens = shape.max_tokens},
-      one.inputs, shape.format, masks);
+      {.ranks = shape.ranks(), .experts = shape.experts(), .max_tokens = shape.max_tokens}, one.selections, masks);
   return result;
 }
 
@@ -168,11 +111,11 @@ LowLatencyCaseShape random_low_latency_shape(int ranks, std::uint64_t seed, cons
 
 LowLatencyDispatchArguments upload_arguments(Rank& rank, const LowLatencyCase& one) {
   const LowLatencyCaseShape& shape = one.shape;
-  const oracle::LowLatencyInput& input = one.inputs[index(rank.rank())];
   const std::int64_t tokens = shape.tokens[index(rank.rank())];
   LowLatencyDispatchArguments arguments;
-  arguments.x = rank.upload(input.x, DType::bfloat16, {tokens, shape.hidden});
-  arguments.topk_idx = rank.upload_indices(input.selection.idx, shape.idx_dtype, {tokens, shape.topk});
+  arguments.x = rank.upload(one.x[index(rank.rank())], DType::bfloat16, {tokens, shape.hidden});
+  arguments.topk_idx =
+      rank.upload_indices(one.selections[index(rank.rank())].idx, shape.idx_dtype, {tokens, shape.topk});
   arguments.max_tokens = static_cast<int>(shape.max_tokens);
   arguments.num_experts = shape.experts();
   static_assert(static_cast<int>(LowLatencyFormat::fp8_aligned) == static_cast<int>(oracle::RowFormat::fp8_aligned));
@@ -185,34 +128,30 @@ LowLatencyDispatchArguments upload_arguments(Rank& rank, const LowLatencyCase& o
 
 void check_low_latency_dispatch(Rank& rank, const LowLatencyCase& one, const LowLatencyDispatchResult& result) {
   const LowLatencyCaseShape& shape = one.shape;
-  const oracle::LowLatencyReceived& expected = one.dispatched.received[index(rank.rank())];
-  const bool scaled = shape.format != oracle::RowFormat::bf16;
-  const std::int64_t row_bytes = oracle::row_bytes(shape.format, shape.hidden);
-
-  const auto count = rank.download<std::int32_t>(result.recv_count.view());
-  require_same(expected.count, count, "recv_count");
-  require_same(expected.layout_range, rank.download<std::int64_t>(result.handle.layout_range.view()), "layout_range");
-  require_same(valid_rows(expected.src_info, count, 1),
-               valid_rows(rank.download<std::int32_t>(result.handle.src_info.view()), count, 1), "src_info");
-  require_same(valid_rows(expected.x, count, row_bytes),
-               valid_rows(rank.download_bytes(result.recv_x.view()), count, row_bytes), "recv_x", row_bytes);
-  require(result.recv_x_scales.has_value() == scaled, "recv_x_scales come with all rows but bfloat16");
-  if (shape.format == oracle::RowFormat::nvfp4) {
+  oracle::LowLatencyOutput seen{.routes = {rank.download<std::int32_t>(result.recv_count.view()),
+                                           rank.download<std::int64_t>(result.handle.layout_range.view()),
+                                           rank.download<std::int32_t>(result.handle.src_info.view())},
+                                .x = rank.download_bytes(result.recv_x.view()),
+                                .scales = {}};
+  require(result.recv_x_scales.has_value() == (shape.format != oracle::RowFormat::bf16),
+          "recv_x_scales come with all rows but bfloat16");
+  if (result.recv_x_scales) {
+    const TensorView& scales = result.recv_x_scales->view();
     const std::int64_t rows = result.recv_x.size(1);
-    require_same(valid_rows(expected.packed_scales, count, shape.hidden / 64),
-                 valid_rows(download_tiled_scales(rank, result.recv_x_scales->view(), rows), count, shape.hidden / 64),
-                 "scales of NVFP4", shape.hidden / 64);
-  } else if (shape.format == oracle::RowFormat::fp8_ue8m0) {
-    require_same(
-        valid_rows(expected.packed_scales, count, shape.hidden / 512),
-        valid_rows(download_scales<std::int32_t>(rank, result.recv_x_scales->view()), count, shape.hidden / 512),
-        "packed scales", shape.hidden / 512);
-  } else if (scaled) {
-    const std::int64_t scales = oracle::float_scales(shape.format, shape.hidden);
-    require_same(valid_rows(expected.scales, count, scales),
-                 valid_rows(download_scales<float>(rank, result.recv_x_scales->view()), count, scales), "scales",
-                 scales);
+    require(shape.format == oracle::RowFormat::nvfp4
+                ? scales.size(1) == (rows + 127) / 128 && scales.size(3) == 512
+                : scales.stride(0) == rows * scales.size(2) && scales.stride(1) == 1 && scales.stride(2) == rows,
+            "scales are column-major, or in tiles: " + scales.describe());
+    const std::int64_t words = static_cast<std::int64_t>(scales.bytes()) / 4;
+    seen.scales =
+        rank.download<std::uint32_t>(TensorView::contiguous(scales.data, DType::int32, {words}, scales.device));
   }
+  const auto sent = [&](int source, std::int64_t token) {
+    return oracle::Row(one.x[index(source)]).subspan(index(token * shape.hidden), index(shape.hidden));
+  };
+  const std::string wrong =
+      oracle::difference(one.dispatched.shape, shape.format, one.dispatched.received[index(rank.rank())], seen, sent);
+  require(wrong.empty(), wrong);
   if (shape.masks.empty()) check_row_table(rank, one, result);
 }
 

@@ -33,7 +33,8 @@ struct LowLatencyCaseShape {
 
 struct LowLatencyCase {
   LowLatencyCaseShape shape;
-  std::vector<oracle::LowLatencyInput> inputs;
+  std::vector<oracle::Selection> selections;  ///< of each rank, and its rows: bfloat16 bits
+  std::vector<std::vector<std::uint16_t>> x;
   oracle::LowLatencyDispatched dispatched;
 };
 

@@ -13,11 +13,9 @@ constexpr std::uint16_t kNan = 0x7fc1;
 }  // namespace
 
 std::vector<oracle::Combined> LowLatencyCombineCase::expected() const {
-  oracle::LowLatencyDispatched dispatched = before.dispatched;
-  dispatched.shape.hidden = hidden;
   oracle::LowLatencyCombineOptions how = options;
   how.fused = true;
-  return oracle::low_latency_combine(dispatched, inputs, how);
+  return oracle::low_latency_combine(before.dispatched, inputs, hidden, how);
 }
 
 std::vector<oracle::Combined> LowLatencyCombineCase::expected_by_rails(int ranks_per_node) const {
@@ -53,7 +51,7 @@ LowLatencyCombineCase make_combine_case_after(LowLatencyCase before, std::int64_
       const auto values = random_bf16(one.hidden, oracle::derive_seed(seed, row));
       std::copy(values.begin(), values.end(), input.x.begin() + static_cast<std::int64_t>(row) * one.hidden);
     }
-    input.selection = one.before.inputs[r].selection;
+    input.selection = one.before.selections[r];
     one.inputs.push_back(std::move(input));
   }
   return one;

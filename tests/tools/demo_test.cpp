@@ -6,6 +6,7 @@
 
 #include "deep_ep/error.hpp"
 #include "oracle/bf16.hpp"
+#include "oracle/low_latency.hpp"
 #include "tests/rdma/messages.hpp"
 #include "tools/common/check_rows.hpp"
 #include "tools/demo/layer.hpp"
@@ -62,6 +63,35 @@ TEST(DemoCheck, NoticesAWrongWeight) {
   expected.topk_weights = {1, 2};
   check_selection(expected, 2, {}, std::vector<float>{1, 2});
   EXPECT_THROW(check_selection(expected, 2, {}, std::vector<float>{1, 2.001f}), Error);
+}
+
+/// A token for each of two ranks, both for the one expert of rank 1.
+TEST(LowLatencyDifference, IsFoundInEveryPart) {
+  const std::vector<oracle::Selection> selections(2, {.tokens = 1, .topk = 1, .idx = {1}, .weights = {}});
+  const oracle::LowLatencyDispatched right = oracle::low_latency_dispatch({2, 2, 1}, selections);
+  std::vector<std::uint16_t> rows(2 * 128, oracle::bf16_bits(1));
+  rows[128] = oracle::bf16_bits(2);
+  const auto sent = [&](int source, std::int64_t) { return oracle::Row(rows).subspan(source == 0 ? 0 : 128, 128); };
+  oracle::LowLatencyOutput good{.routes = right.received[1], .x = {}, .scales = {}};
+  for (const int source : {0, 1}) {
+    const oracle::FormattedRow row = oracle::format_row(sent(source, 0), oracle::RowFormat::fp8);
+    good.x.insert(good.x.end(), row.x.begin(), row.x.end());
+    good.scales.push_back(row.scales[0]);
+  }
+  const auto text = [&](const auto& change) {
+    oracle::LowLatencyOutput seen = good;
+    change(seen);
+    return oracle::difference(right.shape, oracle::RowFormat::fp8, right.received[1], seen, sent);
+  };
+  EXPECT_EQ(text([](auto&) {}), "");
+  EXPECT_EQ(text([](auto& seen) { seen.routes.count[0] = 1; }), "1 rows of local expert 0, expected 2");
+  EXPECT_EQ(text([](auto& seen) { seen.routes.layout_range[1] = 2; }),
+            "rows 0 + 2 of local expert 0 are of rank 1, expected 1 + 1");
+  const std::string second = "row 1 of local expert 0 is not token 0 of rank 1";
+  EXPECT_EQ(text([](auto& seen) { seen.routes.src_info[1] = 1; }), second);
+  EXPECT_EQ(text([](auto& seen) { seen.x[128] ^= std::byte{1}; }), second);
+  EXPECT_EQ(text([](auto& seen) { ++seen.scales[1]; }), second);
+  EXPECT_EQ(text([](auto& seen) { seen.x.pop_back(); }), "row 0 of local expert 0 is not token 0 of rank 0");
 }
 
 }  // namespace

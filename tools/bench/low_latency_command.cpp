@@ -164,9 +164,7 @@ class LowLatencyMeasurer {
   }
 
   Bytes dispatch_bytes(RowFormat format) const {
-    const std::int64_t row =
-        oracle::row_bytes(format, shape_.hidden) +
-        4 * (oracle::float_scales(format, shape_.hidden) + oracle::packed_scales(format, shape_.hidden));
+    const std::int64_t row = oracle::row_bytes(format, shape_.hidden) + 4 * oracle::scale_words(format, shape_.hidden);
     // Upstream counts 16 bytes on top of each 8-bit row.
     return bytes(format == RowFormat::bf16 ? row : row + 16, row);
   }

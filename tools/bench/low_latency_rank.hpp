@@ -2,7 +2,6 @@
 #pragma once
 
 #include <optional>
-#include <vector>
 
 #include "deep_ep/buffer.hpp"
 #include "oracle/low_latency.hpp"
@@ -37,19 +36,15 @@ class LowLatencyRank {
   // Each throws Error at the first difference from what the oracle says.
   /// Every valid row with its scales, counts, ranges and token indices, bit for bit.
   void check_dispatched(oracle::RowFormat format, const LowLatencyDispatchResult& result);
-  /// Every sum, bit for bit. If calls may go by rails, their results, which round once more for each node, are right as
-  /// well.
+  /// Every sum, as far as roundings explain.
   void check_combined(const LowLatencyCombineResult& result);
 
   /// Collective; the object must not be used any more.
   void destroy();
 
  private:
-  std::vector<int> rail_widths() const;
-
   const WorkloadShape& shape_;
   int rank_;
-  BufferOptions options_;
   bool gives_weights_;
   Executor& executor_;
   OwnStream stream_;

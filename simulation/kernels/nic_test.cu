@@ -85,15 +85,12 @@ DEEP_EP_DEVICE void send(const NicTestParams& params, Side& side) {
   const NicTestTask& batch = params.task;
   const std::uint64_t from = batch.answered ? layout::kOutgoingSlots : layout::kOutgoing;
   const std::uint64_t to = batch.answered ? layout::kIncomingSlots : layout::kIncoming;
-  bool good = true;
-  if (batch.alone) {
-    good = side.queue().post(lane_index() == 0, [&](WorkQueueEntry& entry, const EntryHeader& header) {
-      KeyedAddress place = side.remote(layout::kIncoming);
-      place.key ^= batch.wrong_bits;
-      write_entry(entry, header, place, side.local(layout::kOutgoing), 64);
-    });
-    good = good && side.queue().quiet();
-  }
+  bool good = side.queue().post(lane_index() == 0, [&](WorkQueueEntry& entry, const EntryHeader& header) {
+    KeyedAddress place = side.remote(layout::kIncoming);
+    place.key ^= batch.wrong_bits;
+    write_entry(entry, header, place, side.local(layout::kOutgoing), 64);
+  });
+  good = good && side.queue().quiet();
   if (batch.entries == 0) return;
   const std::uint64_t begin = warp::shuffle(now_ns(), 0);
   const auto took = [&] { return warp::shuffle(now_ns(), 0) - begin; };

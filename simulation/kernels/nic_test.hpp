@@ -10,19 +10,17 @@
 
 namespace deep_ep {
 
-/// A batch that a sender posts again and again: entries, in turn a write and an addition, each to a place or counter of
-/// its own.
+/// A write alone comes first: of several that fail, the last one's completion is seen, which says only that it was
+/// flushed. Then a batch that a sender posts again and again: entries, in turn a write and an addition, each to a place
+/// or counter of its own.
 struct NicTestTask {
   /// The receiver looks at each batch; else it looks at the end, and all goes as fast as it can.
   bool answered = false;
-  int entries = 0;   ///< of each kind in a batch
-  int places = 0;    ///< where writes go in turn; 0: there are none
-  int words = 0;     ///< of each write
-  int counters = 0;  ///< where additions go in turn; 0: there are none
-  /// A write alone comes first: of several that fail, the last one's completion is seen, which says only that it was
-  /// flushed. Without entries it is all, and nobody receives.
-  bool alone = false;
-  std::uint32_t wrong_bits = 0;  ///< of the key of that write
+  int entries = 0;               ///< of each kind in a batch; 0: there is none, and nobody receives
+  int places = 0;                ///< where writes go in turn; 0: there are none
+  int words = 0;                 ///< of each write
+  int counters = 0;              ///< where additions go in turn; 0: there are none
+  std::uint32_t wrong_bits = 0;  ///< of the first write's key
 };
 
 /// What one warp has done and seen.
@@ -58,13 +56,13 @@ inline constexpr std::uint64_t kPairBytes = kOutgoingSlots + (80 << 10);
 static_assert(kIncomingSlots + 4 * kSlots * kSlotWords <= kIncoming);
 
 /// Rounds of writes and fetch-adds in turn; the receiver looks at each round's data.
-inline constexpr NicTestTask kEntries{true, kSlots, kSlots, kSlotWords, kSlots, true};
+inline constexpr NicTestTask kEntries{true, kSlots, kSlots, kSlotWords, kSlots};
 /// Rounds of data and, posted right behind it, a flag; the receiver looks as soon as it sees the flag.
 inline constexpr NicTestTask kLitmus{true, 32, 32, kLitmusWords / 32};
 inline constexpr NicTestTask kWrites{false, 32, kMessages, kMessageBytes / 4};  ///< long ones, as fast as they go
 inline constexpr NicTestTask kAdditions{.entries = 32, .counters = 1};          ///< as fast as they go
 /// Wrong in one of mlx5's eight bits that tell a key from older ones of the same memory.
-inline constexpr NicTestTask kWrongKey{.alone = true, .wrong_bits = 0x80};
+inline constexpr NicTestTask kWrongKey{.wrong_bits = 0x80};
 
 inline constexpr std::uint64_t kStop = std::uint64_t{1} << 32;
 

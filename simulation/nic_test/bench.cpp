@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <exception>
-#include <numeric>
 #include <utility>
 
 #include "csrc/bootstrap/agreement.hpp"
@@ -24,24 +23,7 @@ std::vector<std::uint32_t> messages() {
   return words;
 }
 
-std::uint64_t sum(const std::vector<NicTestResult>& results, std::uint64_t NicTestResult::*of) {
-  return std::accumulate(results.begin(), results.end(), std::uint64_t{0},
-                         [&](std::uint64_t total, const NicTestResult& one) { return total + one.*of; });
-}
-
 }  // namespace
-
-std::uint64_t Run::operations() const { return sum(sent, &NicTestResult::operations); }
-std::uint64_t Run::bytes() const { return sum(sent, &NicTestResult::bytes); }
-double Run::seconds() const {
-  std::uint64_t slowest = 1;
-  for (const NicTestResult& one : sent) slowest = std::max(slowest, one.nanoseconds);
-  return static_cast<double>(slowest) * 1e-9;
-}
-const NicTestResult* Run::wrong() const {
-  const auto first = std::ranges::find_if(received, &NicTestResult::wrong);
-  return first == received.end() ? nullptr : &*first;
-}
 
 Bench::Bench(Bootstrap& bootstrap, const std::shared_ptr<Executor>& executor)
     : bootstrap_(bootstrap), executor_(backend_of(executor)), stream_(*executor_) {
@@ -106,13 +88,16 @@ Run Bench::run(const Task& task) {
   const double wait_s = task.wait_s + (streams ? task.seconds : 0);
   params_.senders_wait = {faults_.get(), abort_.get(), static_cast<std::uint64_t>(wait_s * 1e9)};
   params_.receivers_wait = {faults_.get(), abort_.get(), static_cast<std::uint64_t>(2 * wait_s * 1e9)};
-  Run run{.rank = bootstrap_.rank(), .wait_s = wait_s};
+  Run run{.rank = bootstrap_.rank(), .pairs = task.pairs, .wait_s = wait_s};
   agree(bootstrap_, "running a test", [&] {
     executor_->kernels().nic_test(params_, {1, 64 * task.pairs, 0}, stream_.get());
     executor_->synchronize(stream_.get());
     for (int pair = 0; pair < task.pairs; ++pair) {
-      run.sent.push_back(results_.get()[2 * pair]);
-      run.received.push_back(results_.get()[2 * pair + 1]);
+      const NicTestResult &sent = results_.get()[2 * pair], &received = results_.get()[2 * pair + 1];
+      run.operations += sent.operations;
+      run.bytes += sent.bytes;
+      run.seconds = std::max(run.seconds, static_cast<double>(sent.nanoseconds) * 1e-9);
+      if (received.wrong != 0 && !run.wrong) run.wrong = received;
     }
     if (faults_->claimed == 0) return;
     run.fault = *faults_;

@@ -34,18 +34,14 @@ struct Task {
 
 /// What came of a task.
 struct Run {
-  std::vector<NicTestResult> sent = {};      ///< by the sender of each pair
-  std::vector<NicTestResult> received = {};  ///< by its receiver
-  std::optional<FaultRecord> fault = {};     ///< what ended the task early, if something did
-  std::string health = {};                   ///< with a fault: what the device says
-  int rank = 0;                              ///< this side's
-  double wait_s = 0;                         ///< how long senders waited; with streams the time of these included
-
-  std::uint64_t operations() const;
-  std::uint64_t bytes() const;
-  double seconds() const;  ///< of the slowest sender
-  /// The first receiver that saw something wrong, or null.
-  const NicTestResult* wrong() const;
+  int rank = 0;  ///< this side's
+  int pairs = 1;
+  double wait_s = 0;                        ///< how long senders waited; with streams the time of these included
+  std::uint64_t operations = 0, bytes = 0;  ///< of all senders
+  double seconds = 1e-9;                    ///< of the slowest sender
+  std::optional<NicTestResult> wrong = {};  ///< of the first receiver that saw something wrong
+  std::optional<FaultRecord> fault = {};    ///< what ended the task early, if something did
+  std::string health = {};                  ///< with a fault: what the device says
 };
 
 class Bench {

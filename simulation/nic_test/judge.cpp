@@ -91,47 +91,47 @@ std::string rate_text(double bytes_per_second) {
 
 Line judge_entries(const std::string& name, const Run& run, bool must_wrap) {
   if (auto line = broken(name, run)) return *line;
-  if (const NicTestResult* seen = run.wrong()) {
-    return {name, Outcome::fail, first_wrong(*seen),
+  if (run.wrong) {
+    return {name, Outcome::fail, first_wrong(*run.wrong),
             "an operation that the NIC calls complete was lost, came twice or went elsewhere: results would be wrong "
             "without any error",
             kReport};
   }
-  const bool wrapped = run.operations() >= kWrap;
-  return {
-      name, must_wrap && !wrapped ? Outcome::skip : Outcome::pass,
-      fmt::format("{} entries (writes, fetch-adds) in {:.2f} s, all data is right{}", run.operations(), run.seconds(),
-                  wrapped     ? "; the 16-bit index wrapped"
-                  : must_wrap ? "; there was no time for more, so the 16-bit index did not wrap"
-                              : "")};
+  const bool wrapped = run.operations >= kWrap;
+  return {name, must_wrap && !wrapped ? Outcome::skip : Outcome::pass,
+          fmt::format("{} entries (writes, fetch-adds) in {:.2f} s, all data is right{}", run.operations, run.seconds,
+                      wrapped     ? "; the 16-bit index wrapped"
+                      : must_wrap ? "; there was no time for more, so the 16-bit index did not wrap"
+                                  : "")};
 }
 
 Line judge_litmus(const Run& run) {
   if (auto line = broken("litmus", run)) return *line;
-  if (const NicTestResult* seen = run.wrong()) {
+  if (run.wrong) {
     return {
-        "litmus", Outcome::fail, fmt::format("the flag was seen before the data: {}", first_wrong(*seen)),
+        "litmus", Outcome::fail, fmt::format("the flag was seen before the data: {}", first_wrong(*run.wrong)),
         "signals overtake what they announce: results would be wrong now and then, without any error",
         "look for PCIe relaxed ordering that is forced on (firmware setting PCI_WR_ORDERING, BIOS), and for a GPU with "
         "GPU_DIRECT_RDMA_WRITES_ORDERING 0; then report it with --bundle FILE"};
   }
-  return {"litmus", Outcome::pass,
-          fmt::format("{} rounds of 16 KiB and a flag: the data was always there; {:.1f} us a round, there and back",
-                      run.operations(),
-                      run.seconds() * 1e6 / static_cast<double>(std::max<std::uint64_t>(run.operations(), 1)))};
+  return {
+      "litmus", Outcome::pass,
+      fmt::format("{} rounds of 16 KiB and a flag: the data was always there; {:.1f} us a round, there and back",
+                  run.operations, run.seconds * 1e6 / static_cast<double>(std::max<std::uint64_t>(run.operations, 1)))};
 }
 
 Line judge_additions(const Run& run) {
   if (auto line = broken("atomics", run)) return *line;
-  if (const NicTestResult* seen = run.wrong()) {
-    return {"atomics", Outcome::fail, fmt::format("the counter is {} after {} additions", seen->found, seen->expected),
+  if (run.wrong) {
+    return {"atomics", Outcome::fail,
+            fmt::format("the counter is {} after {} additions", run.wrong->found, run.wrong->expected),
             "additions get lost, or are done twice: signals would never reach their value, or reach it too early",
             "PCI atomics must be on in the NIC's firmware, and memory registered with strict ordering; report it with "
             "--bundle FILE"};
   }
   return {"atomics", Outcome::pass,
-          fmt::format("{} fetch-adds to one word: {:.0f} a second", run.operations(),
-                      static_cast<double>(run.operations()) / run.seconds())};
+          fmt::format("{} fetch-adds to one word: {:.0f} a second", run.operations,
+                      static_cast<double>(run.operations) / run.seconds)};
 }
 
 Line judge_wrong_key(const Run& run) {
@@ -188,16 +188,15 @@ Line judge_bandwidth(const std::vector<Run>& runs, const Link& link) {
   std::string figures;
   double best = 0;
   for (const Run& run : runs) {
-    const std::size_t pairs = run.sent.size();
     if (auto line = broken("bandwidth", run)) return *line;
-    if (const NicTestResult* seen = run.wrong()) {
-      return {"bandwidth", Outcome::fail, fmt::format("with {} queue pairs {}", pairs, first_wrong(*seen)),
+    if (run.wrong) {
+      return {"bandwidth", Outcome::fail, fmt::format("with {} queue pairs {}", run.pairs, first_wrong(*run.wrong)),
               "bytes that the NIC calls written are not there: results would be wrong under load", kReport};
     }
-    const double bytes_per_second = static_cast<double>(run.bytes()) / run.seconds();
+    const double bytes_per_second = static_cast<double>(run.bytes) / run.seconds;
     best = std::max(best, bytes_per_second);
-    figures += fmt::format("{}{} with {} {}", figures.empty() ? "" : ", ", rate_text(bytes_per_second), pairs,
-                           pairs == 1 ? "queue pair" : "queue pairs");
+    figures += fmt::format("{}{} with {} {}", figures.empty() ? "" : ", ", rate_text(bytes_per_second), run.pairs,
+                           run.pairs == 1 ? "queue pair" : "queue pairs");
   }
   if (link.gbps > 0) figures += fmt::format("; the link has {:.1f} GB/s", link.gbps / 8);
   if (!link.is_judged || best >= kEnough * link.gbps / 8 * 1e9) return {"bandwidth", Outcome::pass, figures};

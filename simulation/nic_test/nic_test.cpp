@@ -37,7 +37,7 @@ class Examination {
         bench_(bootstrap, subject.executor) {}
 
   Lines examine() {
-    check("queue_pairs", Needs::nothing, [&] {
+    check("queue_pairs", [&] {
       connect();
       return Line{"queue_pairs", Outcome::pass,
                   fmt::format("{} connected: {}", 2 * kMostPairs, bench_.ends()->describe())};
@@ -49,17 +49,21 @@ class Examination {
 
  private:
   void check_as_in_a_run() {
-    if (anywhere(subject_.wants_gpu_handler)) check("handler", Needs::queue_pairs, [&] { return handler(); });
-    check("entries", Needs::queue_pairs, [&] {
-      stuck_ = true;  // also where it throws
-      const Run run = bench_.run({layout::kEntries, 1, limits_.entries, limits_.entries_s, limits_.wait_s});
-      stuck_ = anywhere(run.fault.has_value());
+    if (anywhere(subject_.wants_gpu_handler)) check("handler", [&] { return handler(); });
+    bool stuck = true;  // also where it throws
+    check("entries", [&] {
+      const Run run = measure({layout::kEntries, 1, limits_.entries, limits_.entries_s});
+      stuck = anywhere(run.fault.has_value());
       return judge_entries("entries", run, /*must_wrap=*/true);
     });
-    check("litmus", Needs::movement, [&] { return judge_litmus(measure(layout::kLitmus, 1)); });
-    check("atomics", Needs::movement, [&] { return judge_additions(measure(layout::kAdditions, 1)); });
-    check("bandwidth", Needs::movement, [&] { return bandwidth(); });
-    check("wrong_key", Needs::movement, [&] { return wrong_key(); });
+    // Where nothing moves at all these would only wait in vain: that time is for the other ways.
+    const auto check_movement = [&](const char* name, const std::function<Line()>& examine) {
+      stuck ? lines_.push_back(skipped(name, "entries did not get through")) : check(name, examine);
+    };
+    check_movement("litmus", [&] { return judge_litmus(measure(layout::kLitmus)); });
+    check_movement("atomics", [&] { return judge_additions(measure(layout::kAdditions)); });
+    check_movement("bandwidth", [&] { return bandwidth(); });
+    check_movement("wrong_key", [&] { return wrong_key(); });
   }
 
   void connect() {
@@ -73,22 +77,18 @@ class Examination {
     return std::any_of(all.begin(), all.end(), [](std::uint8_t one) { return one != 0; });
   }
 
-  Run measure(const NicTestTask& what, int pairs) {
-    return bench_.run({.what = what, .pairs = pairs, .seconds = limits_.phase_s, .wait_s = limits_.wait_s});
+  /// By queue pairs as a run has them, new ones where those before have failed.
+  Run measure(Task task) {
+    if (!connected_) connect();
+    task.wait_s = limits_.wait_s;
+    return bench_.run(task);
+  }
+  Run measure(const NicTestTask& what, int pairs = 1) {
+    return measure({.what = what, .pairs = pairs, .seconds = limits_.phase_s});
   }
 
-  enum class Needs {
-    nothing,
-    queue_pairs,  ///< as a run has them, new ones where those before have failed
-    movement,     ///< it would only wait in vain where nothing moves at all: that time is for the other ways
-  };
-
   /// What is thrown is a failure. Always adds one line.
-  void check(const std::string& name, Needs needs, const std::function<Line()>& examine) {
-    if (needs == Needs::movement && stuck_) {
-      lines_.push_back(skipped(name, "entries did not get through"));
-      return;
-    }
+  void check(const std::string& name, const std::function<Line()>& examine) {
     if (anywhere(deadline_.expired())) {
       lines_.push_back(skipped(name, fmt::format("no time was left of {} s", deadline_.seconds())));
       return;
@@ -96,7 +96,6 @@ class Examination {
     Line line;
     const auto failure = first_failure(bootstrap_, [&] {
       try {
-        if (needs != Needs::nothing && !connected_) connect();
         line = examine();
       } catch (const std::exception& error) {
         line = {name, Outcome::fail, error.what(), "the device, or the system, refuses what a run needs",
@@ -128,14 +127,14 @@ class Examination {
     std::vector<Run> runs;
     for (int pairs = 1; pairs <= kMostPairs; pairs *= 2) {
       runs.push_back(measure(layout::kWrites, pairs));
-      if (anywhere(runs.back().fault.has_value() || runs.back().wrong() != nullptr)) break;
+      if (anywhere(runs.back().fault.has_value() || runs.back().wrong.has_value())) break;
     }
     return judge_bandwidth(runs, subject_.link);
   }
 
   Line wrong_key() {
     const OnPurpose on_purpose;
-    const Run run = measure(layout::kWrongKey, 1);
+    const Run run = measure(layout::kWrongKey);
     bench_.disconnect();  // before that ends: devices report such failures late, too
     connected_ = false;
     return judge_wrong_key(run);
@@ -144,7 +143,7 @@ class Examination {
   void check_other_ways() {
     if (subject_.others.empty()) lines_.push_back(skipped("way", subject_.no_others));
     for (const NicHandler other : subject_.others) {
-      check("way", Needs::nothing, [&] {
+      check("way", [&] {
         bench_.connect(other, subject_.make, 1);
         const double wait_s = std::min(limits_.wait_s, kMostOfAWay);
         return judge_entries("way", bench_.run({layout::kEntries, 1, 2000, limits_.entries_s, wait_s}),
@@ -161,7 +160,6 @@ class Examination {
   Bench bench_;
   Lines lines_;
   bool connected_ = false;
-  bool stuck_ = false;  ///< entries do not get through
 };
 
 }  // namespace

@@ -67,8 +67,8 @@ class SimulatedWire : public testing::TestWithParam<SimulatedOn> {
                                                  .seconds = long_patience(),
                                                  .wait_s = patience()});
       if (run.fault) throw std::runtime_error(rdma::describe_fault(run.rank, *run.fault) + "; " + run.health);
-      if (run.wrong() != nullptr) throw std::runtime_error("a flag was seen before its data");
-      if (bootstrap->rank() == 0) seconds = run.seconds();
+      if (run.wrong) throw std::runtime_error("a flag was seen before its data");
+      if (bootstrap->rank() == 0) seconds = run.seconds;
       bootstrap->barrier();
     });
     return seconds;

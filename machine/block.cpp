@@ -107,16 +107,19 @@ void Block::yield() {
   suspend();
 }
 
-void Block::park(Fiber::Wait wait, const void* object, std::uint32_t parity) {
-  current_->wait = wait;
-  current_->wait_object = object;
-  current_->wait_parity = parity;
+/// The running thread waits with others; `describe` says for what.
+void Block::park(std::vector<Fiber*>& waiting, const std::function<std::string()>& describe) {
+  waiting.push_back(current_);
+  current_->waits = &describe;
   suspend();
 }
 
-void Block::wake(Fiber& fiber) {
-  fiber.wait = Fiber::Wait::nothing;
-  ready_.push_back(&fiber);
+void Block::wake(std::vector<Fiber*>& waiting) {
+  for (Fiber* fiber : waiting) {
+    fiber->waits = nullptr;
+    ready_.push_back(fiber);
+  }
+  waiting.clear();
 }
 
 void Block::progress() {
@@ -147,9 +150,11 @@ void Block::maybe_interleave(std::uint32_t switches, std::uint32_t holds) {
 void Block::abort() {
   aborting_ = true;
   quiet_ = 0;
+  std::vector<Fiber*> waiting;
   for (auto& fiber : fibers_) {
-    if (fiber->wait != Fiber::Wait::nothing && fiber->wait != Fiber::Wait::finished) wake(*fiber);
+    if (fiber->waits != nullptr) waiting.push_back(fiber.get());
   }
+  wake(waiting);
 }
 
 /// Runs on the thread's own stack, but in the worker's ThreadSanitizer context.
@@ -175,7 +180,7 @@ DEEP_EP_NO_TSAN void Block::run_thread(Fiber& fiber) {
     const tsan::Scope as_thread(fiber.tsan_context);
     tsan::release(&kernel_->end_point);
   }
-  fiber.wait = Fiber::Wait::finished;
+  fiber.finished = true;
   --live_;
   progress();
   if (kernel_->failed() && !aborting_) abort();
@@ -192,6 +197,23 @@ void Block::finish() {
     kernel_->fail(fmt::format("block {}: a write past the end of its {} bytes of shared memory", index_,
                               kernel_->launch.shape.shared_bytes));
   }
+}
+
+std::string Block::describe_deadlock() const {
+  const auto describe = [](const Fiber& fiber) {
+    return fiber.finished ? "have exited" : fiber.waits != nullptr ? (*fiber.waits)() : "can run";
+  };
+  std::string text = fmt::format("block {}: deadlock, no thread can go on:", index_);
+  for (std::size_t first = 0; first < fibers_.size();) {
+    const std::string what = describe(*fibers_[first]);
+    std::size_t last = first;
+    while (last + 1 < fibers_.size() && describe(*fibers_[last + 1]) == what) ++last;
+    text += first == last ? fmt::format(" thread {} {};", first, what)
+                          : fmt::format(" threads {}-{} {};", first, last, what);
+    first = last + 1;
+  }
+  text.back() = '.';
+  return text;
 }
 
 Warp& Block::current_warp() { return warps_[static_cast<std::size_t>(current_->state.thread / Warp::kLanes)]; }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -55,17 +56,18 @@ class Block final : public Machine {
   void go_on(Context& from, Fiber* thread, bool final = false);
   void suspend();
   void yield();
-  void park(Fiber::Wait wait, const void* object, std::uint32_t parity = 0);
-  void wake(Fiber& fiber);
+  void park(std::vector<Fiber*>& waiting, const std::function<std::string()>& describe);
+  void wake(std::vector<Fiber*>& waiting);
   void progress();
   void count_meeting();
   void abort();
   void finish();
+  std::string describe_deadlock() const;
   Warp& current_warp();
 
   // Meeting points: block_sync.cpp.
   void release(MeetingPoint& point);
-  void arrive(Gathering& at, Fiber::Wait wait);
+  void arrive(Gathering& at);
   template <class Come>
   void meet_in_order(Gathering& at, Come come);
   const std::byte* meet(const char* op, const void* value, int bytes);
@@ -83,10 +85,6 @@ class Block final : public Machine {
   void finish_copies(Fiber& fiber);
   void read(const Fiber& fiber, BulkStore& store);
   void write_first(Fiber& fiber, std::size_t stores);
-
-  // The report when no thread can run: block_report.cpp.
-  std::string describe_deadlock() const;
-  std::string describe_wait(const Fiber& fiber) const;
 
   std::shared_ptr<Kernel> kernel_;
   int index_;

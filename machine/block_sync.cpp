@@ -28,14 +28,14 @@ void Block::release(MeetingPoint& point) {
 }
 
 /// The current thread comes, and returns when all have.
-void Block::arrive(Gathering& at, Fiber::Wait wait) {
+void Block::arrive(Gathering& at) {
   if (++at.arrived < at.threads) {
-    at.waiting.push_back(current_);
-    park(wait, &at);
-    return;
+    return park(at.waiting, [&] {
+      return &at == &barrier_ ? fmt::format("wait for their block ({} of {} threads came)", at.arrived, at.threads)
+                              : fmt::format("wait for their warp ({} of {} lanes came)", at.arrived, at.threads);
+    });
   }
-  for (Fiber* fiber : at.waiting) wake(*fiber);
-  at.waiting.clear();
+  wake(at.waiting);
   at.arrived = 0;
   ++at.generation;
 }
@@ -72,7 +72,7 @@ const std::byte* Block::meet(const char* op, const void* value, int bytes) {
   if (bytes > 0) {
     std::memcpy(slots + current_->state.thread % Warp::kLanes * kExchangeSlot, value, static_cast<std::size_t>(bytes));
   }
-  arrive(warp, Fiber::Wait::warp);
+  arrive(warp);
   return slots;
 }
 
@@ -94,7 +94,7 @@ bool Block::block_sync(bool good) {
     bool& good_so_far = barrier_.good[barrier_.generation & 1u];
     good_so_far = (barrier_.arrived == 0 || good_so_far) && good;
     progress();
-    arrive(barrier_, Fiber::Wait::barrier);
+    arrive(barrier_);
     all_good = good_so_far;
   });
   return all_good;
@@ -175,8 +175,7 @@ void Block::advance(MbarrierState& state) {
   state.missing = state.arrivals;
   ++state.phase;
   progress();
-  for (Fiber* fiber : state.waiting) wake(*fiber);
-  state.waiting.clear();
+  wake(state.waiting);
 }
 
 /// Does loads that were issued for the barrier. Not `all`: a seeded schedule leaves some for later.
@@ -211,9 +210,9 @@ bool Block::look(std::uint64_t& word, std::uint32_t parity, bool waits) {
       if (!state.ended(parity)) run_loads(state, /*all=*/waits);
       ended = state.ended(parity);
       if (ended || !waits) break;
-      state.waiting.push_back(current_);
       progress();
-      park(Fiber::Wait::mbarrier, &state, parity);
+      const auto awaited = [&] { return fmt::format("wait for parity {} of {}", parity, describe(state)); };
+      park(state.waiting, std::cref(awaited));
     }
     point = &state.sync_point[parity];
     if (ended) current_->past.join(*point);

@@ -69,7 +69,8 @@ void Fiber::prepare(Block& owner, const ThreadState& thread) {
 #endif
   block = &owner;
   state = thread;
-  wait = Wait::nothing;
+  waits = nullptr;
+  finished = false;
   meetings_of_poll = 0;
   copies = {};
   past = {};

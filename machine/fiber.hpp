@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -55,9 +57,6 @@ struct BulkStores {
 
 class Fiber : public Context {
  public:
-  /// Why a fiber does not run; for the report when none can.
-  enum class Wait : std::uint8_t { nothing, warp, barrier, mbarrier, finished };
-
   /// `birth_point`: a ThreadSanitizer sync point that the worker released at its start.
   explicit Fiber(const void* birth_point);
   ~Fiber();
@@ -69,9 +68,9 @@ class Fiber : public Context {
 
   ThreadState state;
   Block* block = nullptr;
-  Wait wait = Wait::nothing;
-  const void* wait_object = nullptr;  ///< the Gathering or MbarrierState
-  std::uint32_t wait_parity = 0;
+  const std::function<std::string()>* waits =
+      nullptr;  ///< for what, for the report when no thread can run; null: it can
+  bool finished = false;
   BulkStores copies;
   MeetingPoint past;  ///< what the thread knows of acquires
   int meetings_of_poll =

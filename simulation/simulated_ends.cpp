@@ -83,7 +83,6 @@ class SimulatedEnds final : public Ends {
         doorbells_(handler == NicHandler::doorbell
                        ? pinned_memory<std::uint64_t>(executor, count() * sizeof(std::uint64_t))
                        : device_copy(executor, std::vector<std::uint64_t>(count()))),
-        states_(device_copy(executor, std::vector<SimulatedQueueState>(count()))),
         blocks_(nic.multiprocessors != 0           ? nic.multiprocessors
                 : on_gpu_ && options.long_messages ? SimulatedNicParams::kMostBlocks
                                                    : 1),
@@ -151,7 +150,6 @@ class SimulatedEnds final : public Ends {
     device_regions_ = device_copy(std::shared_ptr<Executor>(executor_), regions_);
     params_.queues = queues_.get();
     params_.doorbells = doorbells_.get();
-    params_.states = states_.get();
     params_.regions = device_regions_.get();
     params_.num_queues = static_cast<int>(count());
     params_.num_regions = static_cast<int>(regions_.size());
@@ -280,7 +278,6 @@ class SimulatedEnds final : public Ends {
   std::vector<device::rdma::Region> regions_;  ///< by key
   std::shared_ptr<std::uint64_t> sinks_;
   std::shared_ptr<std::uint64_t> doorbells_;
-  std::shared_ptr<SimulatedQueueState> states_;
   std::shared_ptr<SimulatedQueue> queues_;
   std::shared_ptr<device::rdma::Region> device_regions_;
   int blocks_, threads_ = 0;

@@ -13,7 +13,7 @@ namespace deep_ep {
 /// in any order.
 inline constexpr std::uint32_t kSimulatedSignalKey = 1u << 24;
 
-/// A queue pair as its device sees it.
+/// A queue pair as its device sees it, and what the NIC knows of it from one launch to the next.
 struct SimulatedQueue {
   const device::rdma::WorkQueueEntry* ring = nullptr;  ///< [depth]
   device::rdma::CompletionEntry* completion = nullptr;
@@ -22,13 +22,9 @@ struct SimulatedQueue {
   std::uint32_t depth = 0;
   std::uint32_t remote_key = 0;  ///< of the one heap that it may write to
   double way_ns_per_byte = 0;    ///< of a slow path of its own; 0: as fast as the rank's own line
-};
-
-/// What the NIC knows of a queue pair from one launch to the next.
-struct SimulatedQueueState {
-  std::uint64_t taken = 0;     ///< entries
-  std::uint64_t failed = 0;    ///< 1: nothing is executed any more
-  std::uint64_t way_free = 0;  ///< when the slow path is free
+  std::uint64_t taken = 0;       ///< entries
+  std::uint64_t way_free = 0;    ///< when the slow path is free
+  bool failed = false;           ///< nothing is executed any more
 };
 
 struct SimulatedSpeed {
@@ -50,9 +46,8 @@ struct SimulatedNicParams {
   /// A warp takes entries, one finishes them, one watches, and the rest move.
   static constexpr int kFewestThreads = 128;
 
-  const SimulatedQueue* queues = nullptr;         ///< [num_queues]
+  SimulatedQueue* queues = nullptr;               ///< [num_queues]
   const std::uint64_t* doorbells = nullptr;       ///< [num_queues]: what kernels ring
-  SimulatedQueueState* states = nullptr;          ///< [num_queues]
   const device::rdma::Region* regions = nullptr;  ///< [num_regions]: those of first_key, first_key + 1, ...
   int num_queues = 0;
   int num_regions = 0;

@@ -31,13 +31,6 @@ struct Piece {
   std::uint32_t lent;  ///< 1: the other block moves it
 };
 
-/// The taker's notes of a queue pair, near at hand: loads from memory come one after the other until a message leaves.
-struct Served {
-  SimulatedQueue pair;
-  std::uint64_t taken;
-  bool failed;
-};
-
 struct PieceQueue {
   static constexpr std::uint64_t kEnd = std::uint64_t{1} << 63;
 
@@ -72,7 +65,8 @@ struct Lending {
 struct Shared {
   PieceQueue& queue;
   PieceQueue::Slot* slots;  ///< [pieces]
-  Served* served;           ///< [num_queues]
+  SimulatedQueue* served;   ///< [num_queues]: loads from memory come one after the other until a message leaves
+  Piece* entries;           ///< [32]: those of the taker's lanes, as one piece each
   rdma::Region* regions;    ///< [num_regions]
   Mbarrier* barriers;       ///< [movers][kMoverStages]
   std::byte* stages;        ///< [movers][kMoverStages], kPieceBytes each
@@ -82,7 +76,8 @@ struct Shared {
                              std::size_t pieces)
       : queue(*carver.take<PieceQueue>()),
         slots(carver.take<PieceQueue::Slot>(pieces)),
-        served(carver.take<Served>(num_queues)),
+        served(carver.take<SimulatedQueue>(num_queues)),
+        entries(carver.take<Piece>(kWarpSize)),
         regions(carver.take<rdma::Region>(num_regions)),
         barriers(carver.take<Mbarrier>(movers * kMoverStages)),
         stages(carver.take<std::byte>(movers * kMoverStages * kPieceBytes, kLine)),
@@ -94,11 +89,7 @@ struct Shared {
     if (thread_index() == 0) queue.mask = params.pieces - 1;
     for (int i = thread_index(); i < static_cast<int>(params.pieces); i += block_threads()) slots[i].moved = 0;
     for (int i = thread_index(); i < params.num_regions; i += block_threads()) regions[i] = params.regions[i];
-    for (int i = thread_index(); i < params.num_queues; i += block_threads()) {
-      served[i].pair = params.queues[i];
-      served[i].taken = params.states[i].taken;
-      served[i].failed = params.states[i].failed != 0;
-    }
+    for (int i = thread_index(); i < params.num_queues; i += block_threads()) served[i] = params.queues[i];
   }
 };
 

@@ -1,8 +1,6 @@
 // The warp of a simulated NIC that sees doorbells, fetches entries and cuts them into pieces.
 #pragma once
 
-#include <cstring>
-
 #include "kernels/primitives/bits.hpp"
 #include "kernels/primitives/warp.hpp"
 #include "simulation/kernels/simulated_lending.hpp"
@@ -30,6 +28,11 @@ class Taker {
         with_work &= with_work - 1;
         take(warp::shuffle(found_, lane));
       }
+    }
+    for (int q = lane_index(); q < params_.num_queues; q += kWarpSize) {
+      params_.queues[q].taken = shared_.served[q].taken;
+      params_.queues[q].way_free = shared_.served[q].way_free;
+      params_.queues[q].failed = shared_.served[q].failed;
     }
     lender_.end();
     if (lane_index() == 0) store_release<Scope::block>(&queue_.head, head_ | PieceQueue::kEnd);
@@ -63,8 +66,8 @@ class Taker {
     for (int i = 0; i < mine; ++i) {
       const int turn = turn_ + i < mine ? turn_ + i : turn_ + i - mine;
       const int q = lane_index() + turn * kWarpSize;
-      const Served& served = shared_.served[q];
-      if (served.failed || is_busy(q)) continue;
+      const SimulatedQueue& served = shared_.served[q];
+      if (served.failed || is_busy(served)) continue;
       // Acquiring takes time, so of several only the one with news is acquired.
       std::uint64_t rung = mine == 1 ? load_acquire<Scope::system>(params_.doorbells + q)
                                      : load_relaxed<Scope::system>(params_.doorbells + q);
@@ -81,17 +84,15 @@ class Taker {
   // Entries of a slow way are fetched one after the other, when the way has carried the one before: all queue pairs are
   // finished in one order, so one that waited there would hold up the others.
 
-  DEEP_EP_DEVICE bool is_busy(int q) const {
-    return shared_.served[q].pair.way_ns_per_byte != 0 &&
-           now_ns() < load_relaxed<Scope::gpu>(&params_.states[q].way_free);
+  DEEP_EP_DEVICE static bool is_busy(const SimulatedQueue& served) {
+    return served.way_ns_per_byte != 0 && now_ns() < served.way_free;
   }
 
   /// Fetches entries of one queue pair, a lane each, and hands on what they ask for.
   DEEP_EP_DEVICE void take(const Found& found) {
     const std::uint32_t q = found.queue;
-    Served& served = shared_.served[q];
-    const SimulatedQueue& pair = served.pair;
-    const std::uint64_t taken = served.taken;
+    SimulatedQueue& pair = shared_.served[q];
+    const std::uint64_t taken = pair.taken;
     const std::uint32_t most = pair.way_ns_per_byte != 0 ? 1 : kWarpSize;
     int count = static_cast<int>(found.fresh < most ? found.fresh : most);
     const bool wanted = lane_index() < count;
@@ -108,13 +109,10 @@ class Taker {
     set_times(entry, count);
     warp::sync();
     if (lane_index() == 0) {
-      served.taken = taken + static_cast<std::uint64_t>(count);
-      served.failed = failures != 0;
-      params_.states[q].taken = served.taken;
-      params_.states[q].failed = failures != 0 ? 1 : 0;
+      pair.taken = taken + static_cast<std::uint64_t>(count);
+      pair.failed = failures != 0;
       const double on_way = pair.way_ns_per_byte * (static_cast<double>(entry.bytes) + SimulatedSpeed::kOverheadBytes);
-      if (on_way != 0)
-        store_relaxed<Scope::gpu>(&params_.states[q].way_free, now_ns() + static_cast<std::uint64_t>(on_way));
+      if (on_way != 0) pair.way_free = now_ns() + static_cast<std::uint64_t>(on_way);
     }
     warp::sync();
     hand_on(entry, count);
@@ -168,18 +166,6 @@ class Taker {
     entry.due = begin_ + static_cast<std::uint64_t>(sent + speed.held_ns);
   }
 
-  /// What lane `lane` has, in every lane.
-  DEEP_EP_DEVICE static Piece from_lane(const Piece& mine, int lane) {
-    constexpr int kWords = sizeof(Piece) / sizeof(std::uint64_t);
-    std::uint64_t words[kWords];
-    memcpy(words, &mine, sizeof mine);
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) words[i] = warp::shuffle(words[i], lane);
-    Piece piece;
-    memcpy(&piece, words, sizeof piece);
-    return piece;
-  }
-
   /// Cuts the entries of the first `count` lanes into pieces, in the order of the lanes, and hands them on as there is
   /// room.
   DEEP_EP_DEVICE void hand_on(Piece entry, int count) {
@@ -188,6 +174,8 @@ class Taker {
     const std::uint32_t mine = lane_index() < count ? cut : 0;
     const std::uint32_t end = warp::inclusive_sum(mine);
     const std::uint32_t all = warp::shuffle(end, kWarpSize - 1);
+    shared_.entries[lane_index()] = entry;
+    warp::sync();
     for (std::uint32_t first = 0; first < all; first += kWarpSize) {
       const std::uint32_t number = first + static_cast<std::uint32_t>(lane_index());
       int owner = 0;  // whose piece it is: lanes that end before it do not own it
@@ -197,9 +185,9 @@ class Taker {
       }
       owner &= kWarpSize - 1;
       const std::uint32_t place = number - warp::shuffle(end - mine, owner);
-      const bool is_last = place + 1 >= warp::shuffle(mine, owner);
       const std::uint64_t offset = std::uint64_t{place} * kPieceBytes;
-      Piece piece = from_lane(entry, owner);
+      Piece piece = shared_.entries[owner];
+      const bool is_last = piece.bytes <= offset + kPieceBytes;
       piece.to += offset;
       piece.from += offset;
       piece.bytes = is_last ? piece.bytes - static_cast<std::uint32_t>(offset) : kPieceBytes;

@@ -1,25 +1,11 @@
 // The warps of a simulated NIC that copy: mover i of n in a block takes the pieces i, i + n, i + 2n, ...
 #pragma once
 
+#include "kernels/common/row_copy.hpp"
 #include "kernels/common/row_pipe.hpp"
 #include "simulation/kernels/simulated_lending.hpp"
 
 namespace deep_ep::device::simulated {
-
-/// By a warp. Any alignment, but 16 bytes at a time only where both have the same.
-DEEP_EP_DEVICE void copy_piece(std::byte* to, const std::byte* from, std::uint32_t bytes) {
-  const auto target = reinterpret_cast<std::uintptr_t>(to);
-  const bool alike = (target ^ reinterpret_cast<std::uintptr_t>(from)) % 16 == 0;
-  const std::uint32_t skipped = static_cast<std::uint32_t>(-target) % 16;
-  const std::uint32_t head = alike && skipped < bytes ? skipped : bytes;
-  const std::uint32_t end = head + (bytes - head) / 16 * 16;
-  const auto lane = static_cast<std::uint32_t>(lane_index());
-  for (std::uint32_t i = lane; i < head; i += kWarpSize) to[i] = from[i];
-  for (std::uint32_t i = head + 16 * lane; i < end; i += 16 * kWarpSize) {
-    store_stream(reinterpret_cast<Vec16*>(to + i), load_weak(reinterpret_cast<const Vec16*>(from + i)));
-  }
-  for (std::uint32_t i = end + lane; i < bytes; i += kWarpSize) to[i] = from[i];
-}
 
 /// A warp that moves the pieces mover, mover + movers, mover + 2 * movers, ... until the last one: large ones by bulk
 /// copies, of which several are under way, others at once by its lanes. (Loads and stores move as much, but need twice
@@ -70,12 +56,6 @@ class Mover {
     return number_ < known_;
   }
 
-  DEEP_EP_DEVICE static bool is_bulk(const Piece& piece) {
-    const std::uintptr_t all = reinterpret_cast<std::uintptr_t>(piece.to) |
-                               reinterpret_cast<std::uintptr_t>(piece.from) | std::uintptr_t{piece.bytes};
-    return piece.bytes >= kFewestBulkBytes && all % 16 == 0;
-  }
-
   DEEP_EP_DEVICE void begin() {
     const Piece& piece = pieces_[number_];
     if (pieces_.is_lent(piece)) {
@@ -86,11 +66,17 @@ class Mover {
       const std::uint64_t until = now_ns() + scattered(number_, params_.speed.reorder_ns);
       for (int spins = 1; now_ns() < until && !pieces_.is_stopped(); ++spins) pause(spins);
     }
-    if (is_bulk(piece)) {
+    const auto to = reinterpret_cast<std::uintptr_t>(piece.to), from = reinterpret_cast<std::uintptr_t>(piece.from);
+    const bool aligned = (to | from | piece.bytes) % 16 == 0;
+    if (aligned && piece.bytes >= kFewestBulkBytes) {
       if (lane_index() == static_cast<int>(pipe_.loaded % kWarpSize)) copying_ = number_;
       pipe_.load(piece.from, piece.bytes);
     } else {
-      copy_piece(piece.to, piece.from, piece.bytes);
+      if (aligned) {
+        copy_row(piece.to, piece.from, piece.bytes);
+      } else {
+        warp::each(static_cast<int>(piece.bytes), [&](int i) { piece.to[i] = piece.from[i]; });
+      }
       warp::sync();
       if (lane_index() == 0) pieces_.tell_moved(number_);
     }

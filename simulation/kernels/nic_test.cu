@@ -10,9 +10,6 @@
 namespace deep_ep::device::nic_test {
 
 namespace layout = deep_ep::nic_test;
-using rdma::EntryHeader;
-using rdma::KeyedAddress;
-using rdma::WorkQueueEntry;
 
 /// A warp, its queue pair and its pair's memory.
 class Side {
@@ -26,8 +23,6 @@ class Side {
 
   DEEP_EP_DEVICE rdma::PortChannel<WholeWarp>& queue() { return queue_; }
   DEEP_EP_DEVICE NicTestResult& result() const { return params_.results[warp_index()]; }
-  DEEP_EP_DEVICE KeyedAddress local(std::uint64_t at) const { return {base_ + at, peer_.local_key}; }
-  DEEP_EP_DEVICE KeyedAddress remote(std::uint64_t at) const { return {base_ + at, peer_.remote_key}; }
   DEEP_EP_DEVICE std::uint32_t* words(std::uint64_t at) const {
     return reinterpret_cast<std::uint32_t*>(params_.heap + base_ + at);
   }
@@ -35,15 +30,15 @@ class Side {
     return reinterpret_cast<const std::uint64_t*>(params_.heap + base_ + at);
   }
 
-  DEEP_EP_DEVICE void add_entry(WorkQueueEntry& entry, const EntryHeader& header, std::uint64_t at,
-                                std::uint64_t add) const {
-    fetch_add_entry(entry, header, {base_ + at, peer_.signal_key}, peer_.sink, add);
+  DEEP_EP_DEVICE bool put(std::uint64_t to, std::uint64_t from, std::uint32_t bytes, bool wanted = true) {
+    return queue_.put(base_ + to, base_ + from, bytes, wanted);
+  }
+  DEEP_EP_DEVICE bool add(std::uint64_t at, std::uint64_t value, bool wanted = true) {
+    return queue_.signal_add(base_ + at, value, wanted);
   }
   /// Adds to a word of the other side, and rings.
-  DEEP_EP_DEVICE bool add(std::uint64_t at, std::uint64_t value) {
-    const bool good = queue_.post(lane_index() == 0, [&](WorkQueueEntry& entry, const EntryHeader& header) {
-      add_entry(entry, header, at, value);
-    });
+  DEEP_EP_DEVICE bool signal(std::uint64_t at, std::uint64_t value) {
+    const bool good = add(at, value, lane_index() == 0);
     queue_.flush();
     return good;
   }
@@ -85,12 +80,7 @@ DEEP_EP_DEVICE void send(const NicTestParams& params, Side& side) {
   const NicTestTask& batch = params.task;
   const std::uint64_t from = batch.answered ? layout::kOutgoingSlots : layout::kOutgoing;
   const std::uint64_t to = batch.answered ? layout::kIncomingSlots : layout::kIncoming;
-  bool good = side.queue().post(lane_index() == 0, [&](WorkQueueEntry& entry, const EntryHeader& header) {
-    KeyedAddress place = side.remote(layout::kIncoming);
-    place.key ^= batch.wrong_bits;
-    write_entry(entry, header, place, side.local(layout::kOutgoing), 64);
-  });
-  good = good && side.queue().quiet();
+  bool good = side.put(layout::kIncoming, layout::kOutgoing, 64, lane_index() == 0) && side.queue().quiet();
   if (batch.entries == 0) return;
   const std::uint64_t begin = warp::shuffle(now_ns(), 0);
   const auto took = [&] { return warp::shuffle(now_ns(), 0) - begin; };
@@ -104,13 +94,11 @@ DEEP_EP_DEVICE void send(const NicTestParams& params, Side& side) {
     for (int i = lane_index(); i < fresh; i += kWarpSize) words[i] = layout::word_of(round, i);
     warp::sync();  // what a lane sends was written by all of them
     for (int i = lane_index(); i < batch.entries; i += kWarpSize) {
-      good = good && side.queue().post(batch.places != 0, [&](WorkQueueEntry& entry, const EntryHeader& header) {
+      if (batch.places != 0) {
         const std::uint64_t at = std::uint64_t{bytes} * static_cast<std::uint64_t>(i % batch.places);
-        write_entry(entry, header, side.remote(to + at), side.local(from + at), bytes);
-      });
-      good = good && side.queue().post(batch.counters != 0, [&](WorkQueueEntry& entry, const EntryHeader& header) {
-        side.add_entry(entry, header, counter_at(i % batch.counters), step(batch, i));
-      });
+        good = good && side.put(to + at, from + at, bytes);
+      }
+      if (batch.counters != 0) good = good && side.add(counter_at(i % batch.counters), step(batch, i));
     }
     if (!batch.answered) {
       side.queue().flush();
@@ -122,7 +110,7 @@ DEEP_EP_DEVICE void send(const NicTestParams& params, Side& side) {
     }
     // Of entries only the data is looked at, not its order.
     good = good && (batch.counters == 0 || side.queue().quiet());
-    good = good && side.add(layout::kSignal, 1) && side.wait(layout::kAnswer, round);
+    good = good && side.signal(layout::kSignal, 1) && side.wait(layout::kAnswer, round);
     if (good) operations += batch.counters == 0 ? 1 : 2 * layout::kSlots + 1;
   }
   good = good && side.queue().quiet();
@@ -132,10 +120,8 @@ DEEP_EP_DEVICE void send(const NicTestParams& params, Side& side) {
     side.result().bytes = sent;
     side.result().nanoseconds = nanoseconds;
   }
-  good = good && side.queue().post(lane_index() == 0, [&](WorkQueueEntry& entry, const EntryHeader& header) {
-    side.add_entry(entry, header, layout::kReport, operations);
-  });
-  if (good) side.add(layout::kSignal, layout::kStop);
+  good = good && side.add(layout::kReport, operations, lane_index() == 0);
+  if (good) side.signal(layout::kSignal, layout::kStop);
 }
 
 /// Looks at the data of this round, or, of batches without answers, of all (0).
@@ -161,7 +147,7 @@ DEEP_EP_DEVICE void receive(const NicTestParams& params, Side& side) {
   }
   for (std::uint64_t round = 1; side.wait(layout::kSignal, round) && !side.stopped(); ++round) {
     check(batch, side, round);
-    if (!side.add(layout::kAnswer, 1)) break;
+    if (!side.signal(layout::kAnswer, 1)) break;
   }
 }
 

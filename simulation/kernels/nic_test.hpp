@@ -16,11 +16,10 @@ namespace deep_ep {
 struct NicTestTask {
   /// The receiver looks at each batch; else it looks at the end, and all goes as fast as it can.
   bool answered = false;
-  int entries = 0;               ///< of each kind in a batch; 0: there is none, and nobody receives
-  int places = 0;                ///< where writes go in turn; 0: there are none
-  int words = 0;                 ///< of each write
-  int counters = 0;              ///< where additions go in turn; 0: there are none
-  std::uint32_t wrong_bits = 0;  ///< of the first write's key
+  int entries = 0;   ///< of each kind in a batch; 0: there is none, and nobody receives
+  int places = 0;    ///< where writes go in turn; 0: there are none
+  int words = 0;     ///< of each write
+  int counters = 0;  ///< where additions go in turn; 0: there are none
 };
 
 /// What one warp has done and seen.
@@ -61,9 +60,6 @@ inline constexpr NicTestTask kEntries{true, kSlots, kSlots, kSlotWords, kSlots};
 inline constexpr NicTestTask kLitmus{true, 32, 32, kLitmusWords / 32};
 inline constexpr NicTestTask kWrites{false, 32, kMessages, kMessageBytes / 4};  ///< long ones, as fast as they go
 inline constexpr NicTestTask kAdditions{.entries = 32, .counters = 1};          ///< as fast as they go
-/// Wrong in one of mlx5's eight bits that tell a key from older ones of the same memory.
-inline constexpr NicTestTask kWrongKey{.wrong_bits = 0x80};
-
 inline constexpr std::uint64_t kStop = std::uint64_t{1} << 32;
 
 /// A word that is sent: differs with round and place.

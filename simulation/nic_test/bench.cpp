@@ -79,6 +79,7 @@ Run Bench::run(const Task& task) {
   // Nobody sends before all have cleared what will arrive.
   agree(bootstrap_, "preparing a test", [&] { clear(task); });
   params_.task = task.what;
+  for (RdmaQueuePair& queue : params_.queues) queue.remote_key ^= task.wrong_bits;
   params_.heap = heap_->local();
   params_.operations = task.operations;
   params_.budget_ns = static_cast<std::uint64_t>(task.seconds * 1e9);

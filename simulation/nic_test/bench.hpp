@@ -30,6 +30,7 @@ struct Task {
   std::uint64_t operations = UINT64_MAX;  ///< enough of them
   double seconds = 0;                     ///< enough time
   double wait_s = 5;                      ///< of a sender, for what must come; a receiver waits twice as long
+  std::uint32_t wrong_bits = 0;           ///< of remote keys; the queue pairs are of no use behind such a task
 };
 
 /// What came of a task.

@@ -28,7 +28,7 @@ Block::Block(std::shared_ptr<Kernel> kernel, int index, FiberPool& fibers)
     : kernel_(std::move(kernel)),
       index_(index),
       pool_(fibers),
-      random_(kernel_->seed == 0 ? 0 : mix(kernel_->seed, static_cast<std::uint64_t>(index))),
+      random_(derive_seed(kernel_->seed, static_cast<std::uint64_t>(index))),
       shared_(kernel_->launch.shape.shared_bytes),
       warps_(static_cast<std::size_t>(kernel_->launch.shape.threads / Warp::kLanes)),
       barrier_(kernel_->launch.shape.threads) {

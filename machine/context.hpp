@@ -10,33 +10,31 @@
 namespace deep_ep::host_machine {
 
 struct Context {
+  virtual ~Context() = default;
+  /// Where a new one begins. Does not return, but leaves by switching away for good.
+  virtual void enter() {}
+
   boost::context::detail::fcontext_t place = nullptr;  ///< where it goes on; set while it is not running
   const void* stack_bottom = nullptr;                  ///< lowest address; with the size, for AddressSanitizer
   std::size_t stack_size = 0;
-  void (*enter)(Context&) = nullptr;  ///< what a new one does first; does not return
-  Context* target = nullptr;          ///< which one it switched to last: how a new one learns who it is
+  Context* target = nullptr;  ///< which one it switched to last: how a new one learns who it is
 };
 
 namespace detail {
 
-DEEP_EP_NO_TSAN inline void arrived() {
-#if DEEP_EP_ASAN
-  __sanitizer_finish_switch_fiber(nullptr, nullptr, nullptr);
-#endif
-}
-
 DEEP_EP_NO_TSAN inline void begin(boost::context::detail::transfer_t from) {
-  arrived();
   auto* before = static_cast<Context*>(from.data);
+#if DEEP_EP_ASAN
+  __sanitizer_finish_switch_fiber(nullptr, &before->stack_bottom, &before->stack_size);  // a worker learns its own
+#endif
   before->place = from.fctx;
-  before->target->enter(*before->target);
+  before->target->enter();
 }
 
 }  // namespace detail
 
-/// The next switch to `context` calls enter(context) on its stack.
-inline void prepare(Context& context, void (*enter)(Context&)) {
-  context.enter = enter;
+/// The next switch to `context` calls its enter() on its stack.
+inline void prepare(Context& context) {
   auto* bottom = static_cast<std::byte*>(const_cast<void*>(context.stack_bottom));
   context.place =
       boost::context::detail::make_fcontext(bottom + context.stack_size, context.stack_size, &detail::begin);

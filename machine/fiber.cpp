@@ -74,15 +74,12 @@ void Fiber::prepare(Block& owner, const ThreadState& thread) {
   meetings_of_poll = 0;
   copies = {};
   past = {};
-  host_machine::prepare(*this, &Fiber::enter);
+  host_machine::prepare(*this);
 }
 
-DEEP_EP_NO_TSAN void Fiber::enter(Context& context) {
-  auto& self = static_cast<Fiber&>(context);
-  self.block->run_thread(self);  // leaves by switching away for good
-}
+void Fiber::enter() { block->run_thread(*this); }
 
-std::unique_ptr<Fiber> FiberPool::take(std::uint64_t owner) {
+std::unique_ptr<Fiber> FiberPool::take(const void* owner) {
   auto& free = free_of(owner);
   if (free.empty()) return std::make_unique<Fiber>(&birth_point_);
   auto fiber = std::move(free.back());
@@ -90,7 +87,7 @@ std::unique_ptr<Fiber> FiberPool::take(std::uint64_t owner) {
   return fiber;
 }
 
-void FiberPool::give_back(std::uint64_t owner, std::unique_ptr<Fiber> fiber) {
+void FiberPool::give_back(const void* owner, std::unique_ptr<Fiber> fiber) {
   free_of(owner).push_back(std::move(fiber));
 }
 

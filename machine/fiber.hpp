@@ -59,7 +59,7 @@ class Fiber : public Context {
  public:
   /// `birth_point`: a ThreadSanitizer sync point that the worker released at its start.
   explicit Fiber(const void* birth_point);
-  ~Fiber();
+  ~Fiber() override;
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
 
@@ -79,7 +79,7 @@ class Fiber : public Context {
   void* tsan_context = nullptr;
 
  private:
-  static void enter(Context& context);
+  DEEP_EP_NO_TSAN void enter() override;
 };
 
 /// Fibers of one worker that no kernel is using.
@@ -89,20 +89,20 @@ class Fiber : public Context {
 /// rank, what ended before a kernel began is ordered with it in practice.
 class FiberPool {
  public:
-  std::unique_ptr<Fiber> take(std::uint64_t owner);
-  void give_back(std::uint64_t owner, std::unique_ptr<Fiber> fiber);
+  /// `owner`: the executor.
+  std::unique_ptr<Fiber> take(const void* owner);
+  void give_back(const void* owner, std::unique_ptr<Fiber> fiber);
   /// The owner is gone. Under ThreadSanitizer its fibers go, too: the clocks are as long as there are contexts, and
   /// every later test would carry those of the largest before it.
-  void forget(std::uint64_t owner) { free_.erase(owner); }
+  void forget(const void* owner) { free_.erase(owner); }
 
   /// By the worker's thread, at its start: fibers may touch what the thread had initialised by then.
   void release_birth() { tsan::release(&birth_point_); }
 
  private:
-  static constexpr std::uint64_t kAnyOwner = 0;  ///< executors count from 1
-  std::vector<std::unique_ptr<Fiber>>& free_of(std::uint64_t owner) { return free_[DEEP_EP_TSAN ? owner : kAnyOwner]; }
+  std::vector<std::unique_ptr<Fiber>>& free_of(const void* owner) { return free_[DEEP_EP_TSAN ? owner : nullptr]; }
 
-  std::unordered_map<std::uint64_t, std::vector<std::unique_ptr<Fiber>>> free_;
+  std::unordered_map<const void*, std::vector<std::unique_ptr<Fiber>>> free_;
   char birth_point_ = 0;
 };
 

@@ -22,7 +22,6 @@ namespace {
 using host_machine::HostEvent;
 using host_machine::HostStream;
 using host_machine::LaunchQueue;
-using host_machine::mix;
 
 /// Default stream of the executor that the thread made current. Weak: executors come and go, threads stay.
 thread_local std::weak_ptr<HostStream> current_default_stream;
@@ -50,7 +49,7 @@ class HostExecutor final : public Backend, public std::enable_shared_from_this<H
     // Work under way uses memory that goes away with the owner's other parts.
     default_stream_->drain();
     for (auto& [handle, stream] : streams_) stream->drain();
-    pool_.forget(owner_);
+    pool_.forget(this);
   }
 
   Device device() const override { return {Device::Kind::cpu, 0}; }
@@ -130,8 +129,8 @@ class HostExecutor final : public Backend, public std::enable_shared_from_this<H
 
  private:
   std::shared_ptr<HostStream> make_stream() {
-    const std::uint64_t number = streams_made_.fetch_add(1);
-    return std::make_shared<HostStream>(pool_, owner_, seed_ == 0 ? 0 : mix(seed_, number), policy_.max_shared_bytes);
+    return std::make_shared<HostStream>(pool_, this, host_machine::derive_seed(seed_, streams_made_.fetch_add(1)),
+                                        policy_.max_shared_bytes);
   }
   HostStream& of(StreamHandle stream) {
     return stream == nullptr ? *default_stream_ : static_cast<HostStream&>(*static_cast<LaunchQueue*>(stream));
@@ -140,7 +139,6 @@ class HostExecutor final : public Backend, public std::enable_shared_from_this<H
 
   LaunchPolicy policy_;
   host_machine::WorkerPool& pool_ = host_machine::WorkerPool::instance();
-  const std::uint64_t owner_ = pool_.new_owner();  ///< this executor's number in the pool
   const std::uint64_t seed_;
   std::atomic<std::uint64_t> streams_made_{0};
   std::shared_ptr<HostStream> default_stream_;

@@ -13,10 +13,10 @@ namespace deep_ep::host_machine {
 class Kernel {
  public:
   /// `ended` is called on the worker of the block that ends last.
-  Kernel(KernelLaunch kernel_launch, std::uint64_t owner_number, std::uint64_t schedule_seed,
+  Kernel(KernelLaunch kernel_launch, const void* of_executor, std::uint64_t schedule_seed,
          std::function<void(Kernel&)> ended)
       : launch(std::move(kernel_launch)),
-        owner(owner_number),
+        owner(of_executor),
         seed(schedule_seed),
         ended_(std::move(ended)),
         blocks_left_(launch.shape.blocks) {}
@@ -37,7 +37,7 @@ class Kernel {
   }
 
   const KernelLaunch launch;
-  const std::uint64_t owner;  ///< number of the executor
+  const void* const owner;  ///< the executor
   const std::uint64_t seed;
   char start_point = 0;  ///< for ThreadSanitizer: the stream releases, threads acquire
   char end_point = 0;    ///< threads release, the stream acquires

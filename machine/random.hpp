@@ -5,8 +5,9 @@
 
 namespace deep_ep::host_machine {
 
-/// Mixes a seed with a number, so that neighbours give unrelated seeds (splitmix64's finisher).
-constexpr std::uint64_t mix(std::uint64_t seed, std::uint64_t number) {
+/// A seed of its own for part `number`, unrelated to its neighbours' (splitmix64's finisher). 0 stays 0.
+constexpr std::uint64_t derive_seed(std::uint64_t seed, std::uint64_t number) {
+  if (seed == 0) return 0;
   std::uint64_t z = seed + (number + 1) * 0x9e3779b97f4a7c15u;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;

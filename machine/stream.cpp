@@ -47,7 +47,7 @@ bool HostEvent::on_completion(std::function<void()> then) {
 
 // ---- HostStream ----
 
-HostStream::HostStream(WorkerPool& pool, std::uint64_t owner, std::uint64_t seed, std::size_t max_shared_bytes)
+HostStream::HostStream(WorkerPool& pool, const void* owner, std::uint64_t seed, std::size_t max_shared_bytes)
     : pool_(pool),
       owner_(owner),
       seed_(seed),
@@ -158,9 +158,7 @@ void HostStream::pump() {
 }
 
 bool HostStream::start(KernelLaunch launch) {
-  const std::uint64_t seed = seed_ == 0 ? 0 : mix(seed_, launches_);
-  ++launches_;
-  auto kernel = std::make_shared<Kernel>(std::move(launch), owner_, seed,
+  auto kernel = std::make_shared<Kernel>(std::move(launch), owner_, derive_seed(seed_, launches_++),
                                          [self = shared_from_this()](Kernel& ended) { self->kernel_ended(ended); });
   tsan::release_as(tsan_context_, &kernel->start_point);
   pool_.start(kernel);

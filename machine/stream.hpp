@@ -44,9 +44,9 @@ class HostEvent {
 
 class HostStream final : public LaunchQueue, public std::enable_shared_from_this<HostStream> {
  public:
-  /// `owner` is the executor's number. `seed` 0: kernels run in fixed order; otherwise each launch has its own
+  /// `owner` is the executor. `seed` 0: kernels run in fixed order; otherwise each launch has its own
   /// schedule, derived from it.
-  HostStream(WorkerPool& pool, std::uint64_t owner, std::uint64_t seed, std::size_t max_shared_bytes);
+  HostStream(WorkerPool& pool, const void* owner, std::uint64_t seed, std::size_t max_shared_bytes);
   ~HostStream() override;
 
   void launch(KernelLaunch kernel) override;
@@ -83,7 +83,7 @@ class HostStream final : public LaunchQueue, public std::enable_shared_from_this
 
   const HomeProcess home_;
   WorkerPool& pool_;
-  const std::uint64_t owner_;
+  const void* const owner_;
   const std::uint64_t seed_;
   const std::size_t max_shared_bytes_;
   void* const tsan_context_;  ///< copies are done in it

@@ -1,6 +1,5 @@
 #include "machine/worker_pool.hpp"
 
-#include <pthread.h>
 #include <sched.h>
 #include <unistd.h>
 
@@ -20,18 +19,6 @@ namespace deep_ep::host_machine {
 namespace {
 
 constexpr int kPatientRounds = 64;  ///< rounds of mere polling before the worker sleeps
-
-/// The bounds of the calling thread's stack: AddressSanitizer wants them when a fiber switches back.
-void describe_own_stack(Context& context) {
-  pthread_attr_t attributes;
-  void* bottom = nullptr;
-  std::size_t size = 0;
-  if (pthread_getattr_np(pthread_self(), &attributes) != 0) return;
-  pthread_attr_getstack(&attributes, &bottom, &size);
-  pthread_attr_destroy(&attributes);
-  context.stack_bottom = bottom;
-  context.stack_size = size;
-}
 
 int chosen_size() {
   if (const std::uint64_t asked = environment::unsigned_integer("DEEP_EP_HOST_THREADS"); asked > 0) {
@@ -72,7 +59,7 @@ class Worker {
     });
   }
   /// An executor is gone.
-  void forget(std::uint64_t owner) {
+  void forget(const void* owner) {
     post([this, owner] { fibers_.forget(owner); });
   }
 
@@ -80,7 +67,6 @@ class Worker {
   [[noreturn]] void loop() {
     fibers_.release_birth();
     tsan::ignore_this_thread();
-    describe_own_stack(context_);
     for (int idle_rounds = 0;;) {
       take_tasks(idle_rounds);
       idle_rounds = run_blocks() ? 0 : idle_rounds + 1;
@@ -151,7 +137,7 @@ void WorkerPool::start(const std::shared_ptr<Kernel>& kernel) {
   for (int block = 0; block < kernel->launch.shape.blocks; ++block) next().start(kernel, block);
 }
 
-void WorkerPool::forget(std::uint64_t owner) {
+void WorkerPool::forget(const void* owner) {
   for (auto& worker : workers_) worker->forget(owner);
 }
 

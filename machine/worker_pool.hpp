@@ -23,16 +23,14 @@ class WorkerPool {
   void post(std::function<void()> task);
   /// Distributes the blocks of a kernel over the workers.
   void start(const std::shared_ptr<Kernel>& kernel);
-  /// A number for an executor, and its end.
-  std::uint64_t new_owner() { return owners_.fetch_add(1) + 1; }
-  void forget(std::uint64_t owner);
+  /// An executor is gone.
+  void forget(const void* owner);
 
  private:
   Worker& next();
 
   std::vector<std::shared_ptr<Worker>> workers_;
   std::atomic<unsigned> turn_{0};
-  std::atomic<std::uint64_t> owners_{0};
 };
 
 }  // namespace deep_ep::host_machine

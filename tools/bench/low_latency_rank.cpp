@@ -27,13 +27,10 @@ LowLatencyRank::LowLatencyRank(const RankTask& task, const BufferOptions& base, 
       stream_(executor_),
       buffer_(task.bootstrap, task.executor, with_sizes(base, shape_)),
       x_(executor_, DType::bfloat16, {shape_.tokens, shape_.hidden}),
-      kept_x_(executor_, DType::bfloat16, {shape_.tokens, shape_.hidden}),
       selection_(executor_, DType::int64, {shape_.tokens, shape_.topk}),
       weights_(executor_, DType::float32, {shape_.tokens, shape_.topk}),
       global_scale_(executor_, DType::float32, {1}) {
-  const auto x = filled_rows<std::uint16_t>(shape_, rank_, shape_.hidden, fill_row_bf16);
-  x_.upload(x.data(), stream_);
-  kept_x_.upload(x.data(), stream_);
+  x_.upload(filled_rows<std::uint16_t>(shape_, rank_, shape_.hidden, fill_row_bf16).data(), stream_);
   selection_.upload(make_selection(shape_, rank_).data(), stream_);
   global_scale_.upload(&oracle::kGlobalScale, stream_);
   weights_.upload(std::vector<float>(weights_.view().bytes() / sizeof(float), 1.0f).data(), stream_);
@@ -84,7 +81,7 @@ void LowLatencyRank::spoil() {
 }
 
 void LowLatencyRank::restore() {
-  executor_.copy(x_.view().data, kept_x_.view().data, x_.view().bytes(), stream_);
+  x_.upload(filled_rows<std::uint16_t>(shape_, rank_, shape_.hidden, fill_row_bf16).data(), stream_);
   if (rows_) receive_for_combine();
 }
 

@@ -50,7 +50,6 @@ class LowLatencyRank {
   OwnStream stream_;
   Buffer buffer_;
   DeviceTensor x_;
-  DeviceTensor kept_x_;
   DeviceTensor selection_;
   DeviceTensor weights_;
   DeviceTensor global_scale_;

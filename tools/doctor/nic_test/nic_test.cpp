@@ -10,7 +10,6 @@
 #include "csrc/support/text.hpp"
 #include "deep_ep/error.hpp"
 #include "deep_ep/version.hpp"
-#include "simulation/nic_test/judge.hpp"
 #include "tools/common/socket_bootstrap.hpp"
 #include "tools/doctor/nic_test/subjects.hpp"
 
@@ -143,16 +142,15 @@ NicTestReport test_nics(const Patient& patient, const NicTestOptions& options) {
     const PeerAddress peer = parse_peer(options.peer, options.port);
     bootstrap = make_socket_bootstrap(1, 2, peer.host, peer.port, options.seconds);
   }
-  const Subjects found = find_subjects(patient, {.wire = wire_of(options.wire),
-                                                 .device = options.device,
-                                                 .between_machines = bootstrap->size() > 1,
-                                                 .retry_s = options.seconds / 90});
+  Subjects found = find_subjects(patient, {.wire = wire_of(options.wire),
+                                           .device = options.device,
+                                           .between_machines = bootstrap->size() > 1,
+                                           .retry_s = options.seconds / 90});
   // Between machines the first NIC meets the first, and so on.
   std::size_t count = found.subjects.size();
   for (const std::size_t theirs : all_gather_values(*bootstrap, count)) count = std::min(count, theirs);
   NicTestReport report;
   const double share = options.seconds / static_cast<double>(std::max<std::size_t>(count, 1));
-  rdma::nic_test::Lines left_out = found.left_out;
   for (std::size_t i = 0; i < count; ++i) {
     const rdma::nic_test::Subject& subject = found.subjects[i];
     TestedNic& tested = report.nics.emplace_back(TestedNic{subject.name, {}});
@@ -166,10 +164,9 @@ NicTestReport test_nics(const Patient& patient, const NicTestOptions& options) {
     }
   }
   for (std::size_t i = count; i < found.subjects.size(); ++i) {
-    left_out.push_back(rdma::nic_test::skipped(
-        "nic", fmt::format("{}: the other machine has fewer NICs, or is gone", found.subjects[i].name)));
+    found.leave_out(fmt::format("{}: the other machine has fewer NICs, or is gone", found.subjects[i].name));
   }
-  if (!left_out.empty()) report.nics.push_back({"not tested", left_out});
+  if (!found.left_out.empty()) report.nics.push_back({"not tested", found.left_out});
   report.log = log.take();
   return report;
 }

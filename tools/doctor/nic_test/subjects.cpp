@@ -12,7 +12,6 @@
 #include "csrc/rdma/verbs/nic_ends.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
-#include "simulation/nic_test/judge.hpp"
 #include "simulation/simulated_ends.hpp"
 #include "tools/common/ranks.hpp"
 
@@ -20,6 +19,7 @@ namespace deep_ep::tools {
 namespace {
 
 using rdma::nic_test::Subject;
+
 /// Opens the NIC and makes queue pairs on it.
 rdma::nic_test::MakeEndsOn on_nic(const rdma::NicAssignment& nic, const std::shared_ptr<Executor>& executor,
                                   rdma::RdmaSettings settings, double retry_s) {
@@ -70,10 +70,6 @@ Subject nic_subject(const rdma::NicAssignment& nic, const std::shared_ptr<Execut
   return subject;
 }
 
-void leave_out(const std::vector<std::string>& nics, Subjects& found) {
-  for (const std::string& nic : nics) found.left_out.push_back(rdma::nic_test::skipped("nic", nic));
-}
-
 void add_nics_of_gpus(const Patient& patient, const SubjectChoice& choice, Subjects& found) {
   std::map<std::string, std::string> rung_by;
   for (int gpu = 0; gpu < cuda_device_count(); ++gpu) {
@@ -82,16 +78,15 @@ void add_nics_of_gpus(const Patient& patient, const SubjectChoice& choice, Subje
       const rdma::NicAssignment nic = rdma::nics_of_cuda_device(patient.map, gpu).front();
       const auto [first, is_new] = rung_by.emplace(nic.name(), by);
       if (!is_new) {
-        found.left_out.push_back(rdma::nic_test::skipped(
-            "nic", fmt::format("{} has {}, which {} has tested", by, first->first, first->second)));
+        found.leave_out(fmt::format("{} has {}, which {} has tested", by, first->first, first->second));
         continue;
       }
       found.subjects.push_back(nic_subject(nic, make_executor(Device::Kind::cuda, gpu), by, patient.settings, choice));
     } catch (const Error& error) {
-      found.left_out.push_back(rdma::nic_test::skipped("nic", fmt::format("{}: {}", by, error.what())));
+      found.leave_out(fmt::format("{}: {}", by, error.what()));
     }
   }
-  leave_out(patient.map.unused, found);
+  for (const std::string& nic : patient.map.unused) found.leave_out(nic);
 }
 
 void add_nics_of_cpu(const Patient& patient, const SubjectChoice& choice, Subjects& found) {
@@ -104,7 +99,7 @@ void add_nics_of_cpu(const Patient& patient, const SubjectChoice& choice, Subjec
     if (nics.empty() || !names.insert(nics.front().name()).second) continue;
     found.subjects.push_back(nic_subject(nics.front(), make_host_executor(), "the CPU", patient.settings, choice));
   }
-  leave_out(map.unused, found);
+  for (const std::string& nic : map.unused) found.leave_out(nic);
 }
 
 }  // namespace
@@ -132,7 +127,7 @@ Subjects find_subjects(const Patient& patient, const SubjectChoice& choice) {
   rdma::WireKind wire = wanted.kind;
   if (wire == rdma::WireKind::automatic && patient.nics.empty()) {
     wire = rdma::WireKind::local;
-    found.left_out.push_back(rdma::nic_test::skipped("nic", rdma::why_no_rdma(patient.map)));
+    found.leave_out(rdma::why_no_rdma(patient.map));
   }
   if (wire == rdma::WireKind::local || wire == rdma::WireKind::simulated) {
     const std::shared_ptr<Executor> executor = make_executor(kind, 0);

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "simulation/nic_test/judge.hpp"
 #include "simulation/nic_test/nic_test.hpp"
 #include "tools/doctor/checks.hpp"
 
@@ -20,6 +21,8 @@ struct SubjectChoice {
 struct Subjects {
   std::vector<rdma::nic_test::Subject> subjects;
   rdma::nic_test::Lines left_out;  ///< NICs and GPUs that cannot be tested, with the reason
+
+  void leave_out(const std::string& why) { left_out.push_back(rdma::nic_test::skipped("nic", why)); }
 };
 
 /// Of the option --wire. @throws InvalidArgument.

@@ -93,7 +93,6 @@ class SimulatedEnds final : public Ends {
                      .held_ns = std::max(0.0, *nic_.latency_us * 1e3 - (on_gpu_ ? kOwnNsOnGpu : 0)),
                      .reorder_ns = static_cast<std::uint64_t>(nic_.reorder_us * 1e3),
                      .completion_ns = static_cast<std::uint64_t>(nic_.completion_us * 1e3)};
-    if (on_gpu_) params_.pieces = device::simulated::kMostPieces;
     if (blocks_ > 1) lending_ = device_copy(executor, std::vector<device::simulated::Lending>(1));
     // As many warps that move as there is room for.
     const std::size_t room = executor_->policy().max_shared_bytes;
@@ -252,7 +251,7 @@ class SimulatedEnds final : public Ends {
   std::size_t shared_bytes() const {
     const int movers = threads_ / 32 - 3;
     return device::simulated::Shared(Carver::without_memory(), count(), regions_.size(),
-                                     static_cast<std::size_t>(movers), params_.pieces)
+                                     static_cast<std::size_t>(movers))
         .bytes;
   }
 

@@ -37,7 +37,7 @@ class Finisher {
   DEEP_EP_DEVICE bool is_moved(std::uint64_t number) const {
     const Piece& piece = queue_.piece(number);
     if (piece.lent == 0) return load_acquire<Scope::block>(&queue_.slot(number).moved) == number + 1;
-    return load_acquire<Scope::gpu>(&params_.lending->slot(piece.add).moved) == piece.add + 1;
+    return load_acquire<Scope::gpu>(&params_.lending->queue.slot(piece.add).moved) == piece.add + 1;
   }
 
   /// How many lanes from the first on say yes.

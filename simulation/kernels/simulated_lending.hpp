@@ -17,14 +17,12 @@ class Lender {
       : params_(params),
         queue_(queue),
         movers_(static_cast<std::uint32_t>(movers)),
-        head_(params.lending == nullptr ? 0 : load_relaxed<Scope::gpu>(&params.lending->head)) {}
+        head_(params.lending == nullptr ? 0 : load_relaxed<Scope::gpu>(&params.lending->queue.head)) {}
 
   /// How many pieces may be under way at once. A mover looks at a piece that was lent, and nobody waits until it has.
   /// But its next piece, `movers` further on, is never lent, and it moves that one after the look. So where as many
   /// places stay empty, whoever takes a place again has seen finished the piece that its mover moved behind the look.
-  DEEP_EP_DEVICE std::uint32_t room() const {
-    return params_.lending == nullptr ? params_.pieces : params_.pieces - movers_;
-  }
+  DEEP_EP_DEVICE std::uint32_t room() const { return params_.lending == nullptr ? kMostPieces : kMostPieces - movers_; }
 
   /// Is there a helper? It may come later than this block, or, where there is no room, not at all.
   DEEP_EP_DEVICE bool lends() {
@@ -46,11 +44,11 @@ class Lender {
     if (lent) {
       piece.lent = 1;
       piece.add = head_ + static_cast<std::uint64_t>(count_bits(all & ((1u << lane_index()) - 1)));
-      params_.lending->slot(piece.add).piece = piece;
+      params_.lending->queue.piece(piece.add) = piece;
     }
     head_ += static_cast<std::uint64_t>(count_bits(all));
     warp::sync();
-    if (lane_index() == 0) store_release<Scope::gpu>(&params_.lending->head, head_);
+    if (lane_index() == 0) store_release<Scope::gpu>(&params_.lending->queue.head, head_);
   }
 
   DEEP_EP_DEVICE void end() const {
@@ -73,35 +71,33 @@ class Pieces {
   /// `own`: null in the second block. Nothing is lent before `helping` is written, so until then all of that block find
   /// the same `head`: what was lent before.
   DEEP_EP_DEVICE Pieces(const SimulatedNicParams& params, PieceQueue* own)
-      : own_(own),
-        lending_(params.lending),
-        launch_(params.launch),
-        first_(own != nullptr ? 0 : load_relaxed<Scope::gpu>(&lending_->head)) {}
+      : queue_(own != nullptr ? *own : params.lending->queue),
+        is_own_(own != nullptr),
+        params_(params),
+        first_(is_own_ ? 0 : load_relaxed<Scope::gpu>(&queue_.head)) {}
 
   DEEP_EP_DEVICE std::uint64_t first() const { return first_; }
-  DEEP_EP_DEVICE const Piece& operator[](std::uint64_t number) const {
-    return own_ != nullptr ? own_->piece(number) : lending_->slot(number).piece;
-  }
+  DEEP_EP_DEVICE const Piece& operator[](std::uint64_t number) const { return queue_.piece(number); }
   /// How many there are so far, with PieceQueue::kEnd if no more come.
   DEEP_EP_DEVICE std::uint64_t known() const {
-    if (own_ != nullptr) return load_acquire<Scope::block>(&own_->head);
+    if (is_own_) return load_acquire<Scope::block>(&queue_.head);
     // In this order: the last piece is lent before the end.
-    const bool ended = load_acquire<Scope::gpu>(&lending_->ended) == launch_;
-    return load_acquire<Scope::gpu>(&lending_->head) | (ended ? PieceQueue::kEnd : 0);
+    const bool ended = load_acquire<Scope::gpu>(&params_.lending->ended) == params_.launch;
+    return load_acquire<Scope::gpu>(&queue_.head) | (ended ? PieceQueue::kEnd : 0);
   }
   /// By one lane.
   DEEP_EP_DEVICE void tell_moved(std::uint64_t number) const {
-    if (own_ != nullptr) return store_release<Scope::block>(&own_->slot(number).moved, number + 1);
-    store_release<Scope::gpu>(&lending_->slot(number).moved, number + 1);
+    if (is_own_) return store_release<Scope::block>(&queue_.slot(number).moved, number + 1);
+    store_release<Scope::gpu>(&queue_.slot(number).moved, number + 1);
   }
   /// Does the other block move it? Lender::room() keeps the place of such a piece until this has been seen.
-  DEEP_EP_DEVICE bool is_lent(const Piece& piece) const { return own_ != nullptr && piece.lent != 0; }
-  DEEP_EP_DEVICE bool is_stopped() const { return own_ != nullptr && own_->is_stopped(); }
+  DEEP_EP_DEVICE bool is_lent(const Piece& piece) const { return is_own_ && piece.lent != 0; }
+  DEEP_EP_DEVICE bool is_stopped() const { return is_own_ && queue_.is_stopped(); }
 
  private:
-  PieceQueue* own_;
-  Lending* lending_;
-  std::uint64_t launch_;
+  PieceQueue& queue_;
+  bool is_own_;
+  const SimulatedNicParams& params_;
   std::uint64_t first_;
 };
 

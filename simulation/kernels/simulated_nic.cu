@@ -39,7 +39,7 @@ DEEP_EP_DEVICE void body(const SimulatedNicParams& params, std::byte* shared) {
   const int mover = warp_index() - kOthers;
   const int movers = block_warps() - kOthers;
   const Shared all(Carver(shared), static_cast<std::size_t>(params.num_queues),
-                   static_cast<std::size_t>(params.num_regions), static_cast<std::size_t>(movers), params.pieces);
+                   static_cast<std::size_t>(params.num_regions), static_cast<std::size_t>(movers));
   const std::size_t stage = mover < 0 ? 0 : static_cast<std::size_t>(mover) * kMoverStages;
   const RowPipe pipe{all.barriers + stage, all.stages + stage * kPieceBytes, kMoverStages, kPieceBytes};
   if (mover >= 0 && lane_index() == 0) pipe.init();

@@ -55,9 +55,7 @@ struct SimulatedNicParams {
   std::uint32_t heap_key = 0;   ///< of this rank's heap: with first_key, what may be named as local
   SimulatedSpeed speed;
   device::simulated::Lending* lending = nullptr;  ///< of two blocks
-  /// Places for those under way: a power of two, 32 to kMostPieces; of two blocks, at least 32 more than warps move.
-  std::uint32_t pieces = 256;
-  std::uint32_t lent_behind = 0;  ///< pieces are lent where so many stand before them
+  std::uint32_t lent_behind = 0;                  ///< pieces are lent where so many stand before them
   /// In host memory; not 0: no more is taken, and what was taken is finished at once.
   const std::uint64_t* stop = nullptr;
   std::uint64_t* serving = nullptr;  ///< in host memory: `launch` is stored there when the NIC begins to serve

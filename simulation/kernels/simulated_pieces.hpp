@@ -11,7 +11,7 @@
 namespace deep_ep::device::simulated {
 
 inline constexpr std::uint32_t kPieceBytes = 4096;  ///< what a warp copies at once
-inline constexpr std::uint32_t kMostPieces = 512;   ///< under way
+inline constexpr std::uint32_t kMostPieces = 512;   ///< under way: a power of two
 inline constexpr std::uint32_t kMoverStages = 3;    ///< pieces of a warp in shared memory
 
 /// What is behind a piece, in Piece::what.
@@ -42,9 +42,9 @@ struct PieceQueue {
   std::uint64_t head;     ///< pieces put in; with kEnd, the last ones
   std::uint64_t tail;     ///< pieces finished
   std::uint64_t stopped;  ///< not 0: nothing is taken any more, and nothing waits for its time
-  std::uint64_t mask;     ///< slots - 1; they follow
+  Slot slots[kMostPieces];
 
-  DEEP_EP_DEVICE Slot& slot(std::uint64_t number) { return reinterpret_cast<Slot*>(this + 1)[number & mask]; }
+  DEEP_EP_DEVICE Slot& slot(std::uint64_t number) { return slots[number % kMostPieces]; }
   DEEP_EP_DEVICE Piece& piece(std::uint64_t number) { return slot(number).piece; }
   DEEP_EP_DEVICE bool is_stopped() const { return load_relaxed<Scope::block>(&stopped) != 0; }
   DEEP_EP_DEVICE void stop() { store_relaxed<Scope::block>(&stopped, 1); }
@@ -53,29 +53,23 @@ struct PieceQueue {
 /// From the block that serves queue pairs to the one that helps to move. Numbers go on from launch to launch. (Pieces
 /// under way are no more than kMostPieces, so those lent are not, either.)
 struct Lending {
-  std::uint64_t helping;              ///< the launch in which there is a helper
-  alignas(kLine) std::uint64_t head;  ///< pieces lent
-  std::uint64_t ended;                ///< the launch in which no more are lent; written behind the last `head`
-  alignas(kLine) PieceQueue::Slot slots[kMostPieces];
-
-  DEEP_EP_DEVICE PieceQueue::Slot& slot(std::uint64_t number) { return slots[number % kMostPieces]; }
+  std::uint64_t helping;  ///< the launch in which there is a helper
+  std::uint64_t ended;    ///< the launch in which no more are lent; written behind the last `head`
+  alignas(kLine) PieceQueue queue;
 };
 
 /// Shared memory of a block.
 struct Shared {
   PieceQueue& queue;
-  PieceQueue::Slot* slots;  ///< [pieces]
-  SimulatedQueue* served;   ///< [num_queues]: loads from memory come one after the other until a message leaves
-  Piece* entries;           ///< [32]: those of the taker's lanes, as one piece each
-  rdma::Region* regions;    ///< [num_regions]
-  Mbarrier* barriers;       ///< [movers][kMoverStages]
-  std::byte* stages;        ///< [movers][kMoverStages], kPieceBytes each
+  SimulatedQueue* served;  ///< [num_queues]: loads from memory come one after the other until a message leaves
+  Piece* entries;          ///< [32]: those of the taker's lanes, as one piece each
+  rdma::Region* regions;   ///< [num_regions]
+  Mbarrier* barriers;      ///< [movers][kMoverStages]
+  std::byte* stages;       ///< [movers][kMoverStages], kPieceBytes each
   std::size_t bytes;
 
-  DEEP_EP_HOST_DEVICE Shared(Carver carver, std::size_t num_queues, std::size_t num_regions, std::size_t movers,
-                             std::size_t pieces)
+  DEEP_EP_HOST_DEVICE Shared(Carver carver, std::size_t num_queues, std::size_t num_regions, std::size_t movers)
       : queue(*carver.take<PieceQueue>()),
-        slots(carver.take<PieceQueue::Slot>(pieces)),
         served(carver.take<SimulatedQueue>(num_queues)),
         entries(carver.take<Piece>(kWarpSize)),
         regions(carver.take<rdma::Region>(num_regions)),
@@ -86,8 +80,7 @@ struct Shared {
   /// By all threads of the block, before a sync.
   DEEP_EP_DEVICE void fill(const SimulatedNicParams& params) const {
     if (thread_index() == 0) queue.head = queue.tail = queue.stopped = 0;
-    if (thread_index() == 0) queue.mask = params.pieces - 1;
-    for (int i = thread_index(); i < static_cast<int>(params.pieces); i += block_threads()) slots[i].moved = 0;
+    for (int i = thread_index(); i < static_cast<int>(kMostPieces); i += block_threads()) queue.slots[i].moved = 0;
     for (int i = thread_index(); i < params.num_regions; i += block_threads()) regions[i] = params.regions[i];
     for (int i = thread_index(); i < params.num_queues; i += block_threads()) served[i] = params.queues[i];
   }

@@ -1,10 +1,10 @@
 #include "simulation/simulated_ends.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <deque>
 #include <exception>
-#include <mutex>
 #include <optional>
 #include <string_view>
 #include <thread>
@@ -176,8 +176,8 @@ class SimulatedEnds final : public Ends {
             const bool unloading =
                 std::string_view(error.what()).find("cudaErrorCudartUnloading") != std::string_view::npos;
             if (!unloading) log::error("rdma: the simulated NIC is gone: {}", error.what());
-            const std::lock_guard lock(mutex_);
             why_gone_ = error.what();
+            gone_ = true;
           }
         });
     try {
@@ -199,9 +199,8 @@ class SimulatedEnds final : public Ends {
 
  private:
   std::optional<Failure> executor_failure() const override {
-    const std::string why = why_gone();
-    if (why.empty()) return std::nullopt;
-    return Failure{.of_device = true, .device = device_, .detail = fmt::format("is gone: {}", why)};
+    if (!gone_) return std::nullopt;
+    return Failure{.of_device = true, .device = device_, .detail = fmt::format("is gone: {}", why_gone_)};
   }
 
   void launch_ahead(const std::stop_token& stop, const LaunchShape& shape) {
@@ -216,9 +215,7 @@ class SimulatedEnds final : public Ends {
   void wait_until_serving() const {
     const Deadline deadline(60);
     while (__atomic_load_n(&words_->serving, __ATOMIC_ACQUIRE) == 0) {
-      if (const std::string why = why_gone(); !why.empty()) {
-        fail<SystemError>("the simulated NIC does not start: {}", why);
-      }
+      if (gone_) fail<SystemError>("the simulated NIC does not start: {}", why_gone_);
       if (deadline.expired()) {
         fail<SystemError>(
             "the simulated NIC does not start within {} s: other kernels leave it no multiprocessor of {}",
@@ -238,12 +235,6 @@ class SimulatedEnds final : public Ends {
     } catch (const std::exception& error) {
       log::warn("rdma: the simulated NIC has not ended well: {}", error.what());
     }
-  }
-
-  /// Empty while it serves.
-  std::string why_gone() const {
-    const std::lock_guard lock(mutex_);
-    return why_gone_;
   }
 
   std::size_t count() const { return options_.ends(); }
@@ -286,8 +277,8 @@ class SimulatedEnds final : public Ends {
   std::shared_ptr<Words> words_;
   OwnStream stream_;
   std::deque<EventHandle> launches_;  ///< that are enqueued: their ends
-  mutable std::mutex mutex_;
-  std::string why_gone_;  ///< under the mutex
+  std::string why_gone_;              ///< written before gone_
+  std::atomic<bool> gone_ = false;
   std::jthread launching_;
   std::jthread ringing_;
 };

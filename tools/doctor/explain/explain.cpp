@@ -20,21 +20,6 @@ constexpr std::size_t kMostText = std::size_t{1} << 20;
 /// Pieces of one message are not farther apart.
 constexpr std::size_t kMostBetween = 400;
 
-/// Lower case, white space single, one kind of quotes.
-std::string normal(std::string_view text) {
-  std::string result;
-  for (const char c : text) {
-    if (kWhiteSpace.find(c) != std::string_view::npos) {
-      if (!result.empty() && result.back() != ' ') result += ' ';
-    } else if (c == '`' || c == '"') {
-      result += '\'';
-    } else {
-      result += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-    }
-  }
-  return result;
-}
-
 std::vector<std::string> pieces_of(std::string_view pattern) {
   std::vector<std::string> pieces;
   for (const std::string_view piece : split(pattern, "...")) {
@@ -87,16 +72,29 @@ std::size_t weight_of(std::string_view pattern) {
       std::ranges::count_if(pattern, [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0; }));
 }
 
-ErrorText::ErrorText(std::string_view text) : text_(normal(text.substr(0, kMostText))) {}
+std::string normal(std::string_view text) {
+  std::string result;
+  for (const char c : text.substr(0, kMostText)) {
+    if (kWhiteSpace.find(c) != std::string_view::npos) {
+      if (!result.empty() && result.back() != ' ') result += ' ';
+    } else if (c == '`' || c == '"') {
+      result += '\'';
+    } else {
+      result += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    }
+  }
+  return result;
+}
 
-bool ErrorText::is_like(std::string_view pattern) const {
+bool is_like(const std::string& normal_text, std::string_view pattern) {
   const std::vector<std::string> pieces = pieces_of(pattern);
   if (pieces.empty()) return false;
-  for (std::size_t first = text_.find(pieces[0]); first != std::string::npos;
-       first = text_.find(pieces[0], first + 1)) {
+  for (std::size_t first = normal_text.find(pieces[0]); first != std::string::npos;
+       first = normal_text.find(pieces[0], first + 1)) {
     std::size_t end = first + pieces[0].size();
     const bool rest = std::all_of(pieces.begin() + 1, pieces.end(), [&](const std::string& piece) {
-      const std::size_t at = std::string_view(text_).substr(0, end + kMostBetween + piece.size()).find(piece, end);
+      const std::size_t at =
+          std::string_view(normal_text).substr(0, end + kMostBetween + piece.size()).find(piece, end);
       if (at == std::string_view::npos) return false;
       end = at + piece.size();
       return true;
@@ -138,12 +136,12 @@ const std::vector<KnownError>& known_errors() {
 }
 
 std::vector<Explanation> explain(std::string_view text) {
-  const ErrorText error(text);
+  const std::string error = normal(text);
   std::vector<Explanation> candidates;
   for (const KnownError& known : known_errors()) {
     const std::string* best = nullptr;
     for (const std::string& pattern : known.patterns) {
-      if (error.is_like(pattern) && (best == nullptr || weight_of(pattern) > weight_of(*best))) best = &pattern;
+      if (is_like(error, pattern) && (best == nullptr || weight_of(pattern) > weight_of(*best))) best = &pattern;
     }
     if (best != nullptr) candidates.push_back({known.origin, *best, known.cause, known.remedy});
   }
@@ -152,7 +150,7 @@ std::vector<Explanation> explain(std::string_view text) {
   std::vector<Explanation> explanations;
   for (const Explanation& candidate : candidates) {
     const bool told = std::ranges::any_of(
-        explanations, [&](const Explanation& better) { return ErrorText(better.pattern).is_like(candidate.pattern); });
+        explanations, [&](const Explanation& better) { return is_like(normal(better.pattern), candidate.pattern); });
     if (!told) explanations.push_back(candidate);  // otherwise the same message, recognised by less of it
   }
   return explanations;

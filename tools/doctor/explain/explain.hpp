@@ -28,16 +28,10 @@ std::size_t weight_of(std::string_view pattern);
 /// The library's own patterns that say less than this are pieces of longer messages, and would explain anything.
 inline constexpr std::size_t kLeastWeight = 10;
 
-/// Whether the pieces between the `...` of a pattern follow one another in a text, however it is spaced, whatever its
-/// case and kind of quotes.
-class ErrorText {
- public:
-  explicit ErrorText(std::string_view text);
-  bool is_like(std::string_view pattern) const;
-
- private:
-  std::string text_;
-};
+/// A text, however it is spaced, whatever its case and kind of quotes.
+std::string normal(std::string_view text);
+/// Whether the pieces between the `...` of a pattern follow one another in such a text.
+bool is_like(const std::string& normal_text, std::string_view pattern);
 
 struct Explanation {
   std::string origin;   ///< "deep_ep" for the library's own

@@ -15,7 +15,6 @@
 #include "csrc/executor/own_stream.hpp"
 #include "csrc/memory/executor_memory.hpp"
 #include "csrc/rdma/local/local_ends.hpp"
-#include "csrc/rdma/ring/polling.hpp"
 #include "csrc/rdma/ring/ring_memory.hpp"
 #include "csrc/rdma/ring/ringer.hpp"
 #include "csrc/support/deadline.hpp"
@@ -113,7 +112,7 @@ class SimulatedEnds final : public Ends {
 
   /// The NIC finishes the operations that it has taken, and touches no memory afterwards.
   ~SimulatedEnds() override {
-    ringing_ = {};
+    ringer_.reset();
     if (launching_.joinable()) end();
   }
 
@@ -187,7 +186,7 @@ class SimulatedEnds final : public Ends {
       end();
       throw;
     }
-    if (ringer_) ringing_ = polling_thread({}, /*for_device=*/true, [this] { return ringer_->step(); });
+    if (ringer_) ringer_->start({});
   }
 
   NicHandler handler() const override { return ringer_ ? NicHandler::doorbell : NicHandler::gpu; }
@@ -198,9 +197,8 @@ class SimulatedEnds final : public Ends {
   }
 
  private:
-  std::optional<Failure> executor_failure() const override {
-    if (!gone_) return std::nullopt;
-    return Failure{.of_device = true, .device = device_, .detail = fmt::format("is gone: {}", why_gone_)};
+  std::string executor_failure() const override {
+    return gone_ ? fmt::format("RDMA device {} is gone: {}", device_, why_gone_) : "";
   }
 
   void launch_ahead(const std::stop_token& stop, const LaunchShape& shape) {
@@ -280,7 +278,6 @@ class SimulatedEnds final : public Ends {
   std::string why_gone_;              ///< written before gone_
   std::atomic<bool> gone_ = false;
   std::jthread launching_;
-  std::jthread ringing_;
 };
 
 }  // namespace

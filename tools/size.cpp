@@ -45,7 +45,7 @@ json sized(const char* mode, const BufferOptions& options, int ranks, int ranks_
   const HeapLayout& layout = plan.layout;
   std::size_t ring_bytes = 0;  // as the handler `gpu` has rings; others take less
   for (const rdma::ConnectionOptions& connection : plan.connections()) {
-    ring_bytes += connection.ends() * rdma::RingLayout::of(connection.depth, rdma::verbs::devx::kRingAlignment).bytes;
+    ring_bytes += connection.ends() * connection.rings({.alignment = rdma::verbs::devx::kRingAlignment}).bytes();
   }
   return {{"mode", mode},
           {"options",

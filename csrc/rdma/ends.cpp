@@ -1,5 +1,6 @@
 #include "csrc/rdma/ends.hpp"
 
+#include "csrc/rdma/ring/failure.hpp"
 #include "csrc/support/format.hpp"
 
 namespace deep_ep::rdma {
@@ -9,26 +10,26 @@ bool is_error(std::uint32_t tail) { return device::rdma::tail_opcode(tail) == de
 
 }  // namespace
 
-std::optional<Failure> Ends::failure() const {
-  if (std::optional<Failure> seen = executor_failure()) return seen;
+std::string Ends::failure() const {
+  if (std::string seen = executor_failure(); !seen.empty()) return seen;
   const bool looks = handler() != NicHandler::cpu && rings_->host_reads();  // that handler tells by itself
   for (std::size_t end = 0; looks && end < options_.ends(); ++end) {
     const device::rdma::CompletionEntry& completion = *rings_->completion(end);
     if (is_error(__atomic_load_n(&completion.tail, __ATOMIC_ACQUIRE))) return failure_of(end, completion);
   }
-  return std::nullopt;
+  return {};
 }
 
-Failure Ends::failure_of(std::size_t end, const device::rdma::CompletionEntry& completion) const {
+std::string Ends::failure_of(std::size_t end, const device::rdma::CompletionEntry& completion) const {
   const std::uint32_t opcode_number = device::rdma::swap32(completion.opcode_number);
   // The device reports the lowest 16 bits of the index.
-  return {.peer = options_.peer(end),
-          .device = device_,
-          .queue_pair = opcode_number & 0xffffffu,
-          .index = device::rdma::tail_counter(completion.tail),
-          .opcode = opcode_number >> 24,
-          .syndrome = static_cast<Syndrome>(completion.syndrome),
-          .vendor_syndrome = completion.vendor_syndrome};
+  return rdma::describe({.peer = options_.peer(end),
+                         .device = device_,
+                         .queue_pair = opcode_number & 0xffffffu,
+                         .index = device::rdma::tail_counter(completion.tail),
+                         .opcode = opcode_number >> 24,
+                         .syndrome = static_cast<Syndrome>(completion.syndrome),
+                         .vendor_syndrome = completion.vendor_syndrome});
 }
 
 std::string Ends::trouble(std::size_t end, const RingStatus& ring) const {
@@ -37,13 +38,12 @@ std::string Ends::trouble(std::size_t end, const RingStatus& ring) const {
 }
 
 std::string Ends::health() const {
-  if (const std::optional<Failure> seen = executor_failure()) return rdma::describe(*seen);
+  if (std::string seen = executor_failure(); !seen.empty()) return seen;
   std::vector<std::string> troubles;
   const std::vector<RingStatus> rings = rings_->status();
   for (std::size_t end = 0; end < rings.size(); ++end) {
     const device::rdma::CompletionEntry& completion = rings[end].completion;
-    std::string found =
-        is_error(completion.tail) ? rdma::describe(failure_of(end, completion)) : trouble(end, rings[end]);
+    std::string found = is_error(completion.tail) ? failure_of(end, completion) : trouble(end, rings[end]);
     if (!found.empty()) troubles.push_back(std::move(found));
   }
   if (troubles.empty()) return "all that was posted has arrived";

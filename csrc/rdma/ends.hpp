@@ -11,7 +11,6 @@
 
 #include "csrc/rdma/discovery/settings.hpp"
 #include "csrc/rdma/queue_pair_address.hpp"
-#include "csrc/rdma/ring/failure.hpp"
 #include "csrc/rdma/ring/ring_memory.hpp"
 #include "kernels/rdma/params.hpp"
 
@@ -93,9 +92,9 @@ class Ends {
   virtual NicHandler handler() const { return NicHandler::cpu; }
   /// "handler cpu, wire local".
   virtual std::string describe() const = 0;
-  /// The first failure that was found, if there is one: also one of rings whose completions the host can read. Those in
+  /// The first failure that was found; empty: none. Also one of rings whose completions the host can read. Those in
   /// GPU memory are watched by the kernels alone, which put failures on record (FaultKind::rdma_failed).
-  std::optional<Failure> failure() const;
+  std::string failure() const;
   /// Has everything that kernels have posted happened at the peers? What failed never will, and counts as done. No
   /// kernel may be posting.
   bool idle() const { return rings_->idle(); }
@@ -107,7 +106,7 @@ class Ends {
   Ends(ConnectionOptions options, std::string device) : options_(std::move(options)), device_(std::move(device)) {}
 
   /// The first failure that the thread or kernel that executes has found.
-  virtual std::optional<Failure> executor_failure() const = 0;
+  virtual std::string executor_failure() const = 0;
   /// Says why an end that has not failed is late; empty: it is not.
   virtual std::string trouble(std::size_t end, const RingStatus& ring) const;
 
@@ -116,7 +115,7 @@ class Ends {
   std::optional<RingMemory> rings_;
 
  private:
-  Failure failure_of(std::size_t end, const device::rdma::CompletionEntry& completion) const;
+  std::string failure_of(std::size_t end, const device::rdma::CompletionEntry& completion) const;
 };
 
 }  // namespace deep_ep::rdma

@@ -43,7 +43,7 @@ struct FakeEnds final : rdma::Ends {
   void reach(std::size_t end, const RdmaQueuePair& params) override { reached(end, params.number); }
   void start() override {}
   std::string describe() const override { return std::string(name_of(by)); }
-  std::optional<rdma::Failure> executor_failure() const override { return {}; }
+  std::string executor_failure() const override { return {}; }
 
   NicHandler by = NicHandler::cpu;
   Address own, landing_of;

@@ -86,7 +86,7 @@ class LocalEnds final : public Ends, private Wire {
   std::string describe() const override { return "handler cpu, wire local"; }
 
  private:
-  std::optional<Failure> executor_failure() const override { return handler_->failure(); }
+  std::string executor_failure() const override { return handler_->failure(); }
 
   std::size_t post(std::size_t ring, std::span<const Operation> operations) override {
     for (const Operation& operation : operations) {

@@ -14,20 +14,6 @@ namespace deep_ep::rdma {
 
 using device::rdma::CompletionEntry;
 
-struct CpuHandler::Ring {
-  RdmaQueuePair pair;
-  std::uint64_t taken = rung();           ///< entries that the wire has
-  std::uint64_t completed = taken;        ///< entries that completion entries have reported
-  bool failed = false;                    ///< the error entry is written; nothing more is done
-  std::optional<Failure> bad_entry = {};  ///< the last one taken; it fails when those before it are complete
-
-  /// Entries before it may be read.
-  std::uint64_t rung() const { return __atomic_load_n(pair.doorbell, __ATOMIC_ACQUIRE); }
-  Operation decode(std::uint64_t index) const {
-    return device::rdma::decode(pair.ring[index & (pair.depth - 1)], index, pair.number);
-  }
-};
-
 namespace {
 
 constexpr std::size_t kMostAtOnce = 64;  ///< entries of a ring
@@ -42,17 +28,11 @@ void publish(const RdmaQueuePair& pair, std::uint64_t index, std::uint32_t opcod
 
 }  // namespace
 
-CpuHandler::CpuHandler(Wire& wire, std::string device) : wire_(wire), device_(std::move(device)) {}
-
-void CpuHandler::add(const RdmaQueuePair& queue_pair) { rings_.push_back({.pair = queue_pair}); }
-
 void CpuHandler::start(std::vector<int> cpus, bool for_device) {
   thread_ = polling_thread(std::move(cpus), for_device, [this] { return step(); });
 }
 
-CpuHandler::~CpuHandler() = default;
-
-std::optional<Failure> CpuHandler::failure() const {
+std::string CpuHandler::failure() const {
   const std::lock_guard lock(mutex_);
   return failure_;
 }
@@ -76,8 +56,7 @@ bool CpuHandler::step() {
 
 bool CpuHandler::take_entries(std::size_t place) {
   Ring& ring = rings_[place];
-  const bool ended = ring.failed || (ring.bad_entry && *ring.bad_entry->index < ring.taken);
-  const std::uint64_t end = ended ? ring.taken : ring.rung();
+  const std::uint64_t end = ring.ended ? ring.taken : ring.rung();
   if (end == ring.taken) return false;
   if (end - ring.completed > ring.pair.depth) {
     fail_ring(ring, {.index = ring.taken,
@@ -88,24 +67,19 @@ bool CpuHandler::take_entries(std::size_t place) {
   const std::size_t most = std::min(kMostAtOnce, wire_.depth() - (ring.taken - ring.completed));
   if (most == 0) return false;
   operations_.clear();
-  for (std::uint64_t index = ring.taken; index != end && operations_.size() < most; ++index) {
+  bool valid = true;
+  for (std::uint64_t index = ring.taken; valid && index != end && operations_.size() < most; ++index) {
     Operation& operation = operations_.emplace_back(ring.decode(index));
-    if (operation.valid) continue;
-    ring.bad_entry = {
-        .index = index,
-        .syndrome = Syndrome::local_queue_pair,
-        .detail = fmt::format("this library writes no such entry there: number {} of queue pair {:#x}, opcode {:#04x}, "
-                              "modifier {}, {} segments, data of {} bytes",
-                              operation.counter, operation.queue_pair, operation.opcode, operation.modifier,
-                              operation.segments, operation.length)};
-    // A write of nothing in its place completes behind the entries before it.
+    valid = operation.valid;
+    if (valid) continue;
+    // A write of nothing in its place completes behind the entries before it, and is then the failure.
     operation = {
         .index = index, .opcode = device::rdma::kOpcodeWrite, .queue_pair = ring.pair.number, .signalled = true};
-    break;
   }
   // Entries that a full queue does not take stay in the ring, and hold up no other.
   const std::size_t taken = wire_.post(place, operations_);
   ring.taken += taken;
+  ring.ended = !valid && taken == operations_.size();
   return taken != 0;
 }
 
@@ -124,8 +98,14 @@ bool CpuHandler::complete() {
     }
     if (completion.syndrome != Syndrome::none) {
       fail_ring(ring, {.index = index, .syndrome = completion.syndrome, .vendor_syndrome = completion.vendor_syndrome});
-    } else if (ring.bad_entry && index == *ring.bad_entry->index) {
-      fail_ring(ring, *ring.bad_entry);
+    } else if (const Operation entry = ring.decode(index); !entry.valid) {
+      fail_ring(ring,
+                {.index = index,
+                 .syndrome = Syndrome::local_queue_pair,
+                 .detail = fmt::format(
+                     "this library writes no such entry there: number {} of queue pair {:#x}, opcode {:#04x}, "
+                     "modifier {}, {} segments, data of {} bytes",
+                     entry.counter, entry.queue_pair, entry.opcode, entry.modifier, entry.segments, entry.length)});
     } else {
       ring.completed = index + 1;
       publish(ring.pair, index, device::rdma::kCompletionOk);
@@ -136,16 +116,17 @@ bool CpuHandler::complete() {
 
 void CpuHandler::fail_ring(Ring& ring, Failure failure) {
   if (ring.failed) return;
-  ring.failed = true;
+  ring.failed = ring.ended = true;
   failure.peer = ring.pair.peer;
   failure.device = device_;
   failure.queue_pair = ring.pair.number;
   // An entry that the kernel has not rung may still be incomplete.
   failure.opcode = *failure.index < ring.rung() ? ring.decode(*failure.index).opcode : device::rdma::kOpcodeNop;
-  log::error("{}", describe(failure));
+  const std::string text = describe(failure);
+  log::error("{}", text);
   {
     const std::lock_guard lock(mutex_);
-    if (!failure_) failure_ = failure;  // before the entry tells of it
+    if (failure_.empty()) failure_ = text;  // before the entry tells of it
   }
   CompletionEntry& entry = completion_of(ring.pair);
   const bool is_completion = failure.syndrome != Syndrome::none;

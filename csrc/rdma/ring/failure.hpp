@@ -1,4 +1,4 @@
-// Why an RDMA operation failed, and how that is put into words.
+// Why an RDMA operation failed, in words.
 #pragma once
 
 #include <cstdint>
@@ -20,19 +20,15 @@ using device::rdma::Syndrome;
 std::string_view text(Syndrome syndrome);
 
 struct Failure {
-  bool of_device = false;                  ///< not of one work-queue entry: only `device` and `detail` count
-  int peer = -1;                           ///< rank at the other end; negative: unknown
-  std::string device = {};                 ///< the NIC or wire that reported it; empty: unknown
-  std::uint32_t queue_pair = 0;            ///< 0: unknown
-  std::optional<std::uint64_t> index = 0;  ///< of the entry, since the queue pair was made; nothing: unknown
-  std::uint32_t opcode = 0;                ///< of the entry
-  Syndrome syndrome = Syndrome::none;      ///< none: no completion said so, but `detail` does
+  int peer = -1;                            ///< rank at the other end
+  std::string device = {};                  ///< the NIC or wire that reported it; empty: unknown
+  std::uint32_t queue_pair = 0;             ///< 0: unknown
+  std::optional<std::uint64_t> index = {};  ///< of the entry, since the queue pair was made; nothing: unknown
+  std::uint32_t opcode = 0;                 ///< of the entry
+  Syndrome syndrome = Syndrome::none;       ///< none: no completion said so, but `detail` does
   std::uint8_t vendor_syndrome = 0;
   std::string detail = {};  ///< more about the cause; may be empty
 };
-
-/// "RDMA write", "RDMA fetch-and-add", "operation with unknown opcode 0x2a".
-std::string operation_name(std::uint32_t opcode);
 
 /// One sentence without a full stop: operation, peer, device, queue pair, entry, syndrome with its text.
 std::string describe(const Failure& failure);

@@ -10,31 +10,17 @@
 namespace deep_ep::rdma {
 namespace {
 
-constexpr std::size_t kLine = 128;    // what one writes and what another writes are in lines of their own
 constexpr std::size_t kPage = 65536;  // the largest of a host
 
-std::size_t round_up(std::size_t bytes, std::size_t to) { return (bytes + to - 1) / to * to; }
-
 std::byte* aligned(const std::shared_ptr<std::byte>& memory, std::size_t to) {
-  const auto address = reinterpret_cast<std::uintptr_t>(memory.get());
-  return memory.get() + (round_up(address, to) - address);
+  return memory.get() + (to - reinterpret_cast<std::uintptr_t>(memory.get()) % to) % to;
 }
 
 }  // namespace
 
-RingLayout RingLayout::of(std::uint32_t depth, std::size_t alignment) {
-  RingLayout layout;
-  layout.depth = depth;
-  layout.completion = std::size_t{depth} * sizeof(device::rdma::WorkQueueEntry);
-  layout.doorbell = layout.completion + kLine;
-  layout.bytes = round_up(layout.doorbell + kLine, alignment);
-  return layout;
-}
-
 RingMemory::RingMemory(std::shared_ptr<Executor> executor, const RingOptions& options)
     : executor_(std::move(executor)), stream_(*executor_), options_(options) {
-  layout_ = RingLayout::of(options_.depth, options_.alignment);
-  const std::size_t bytes = options_.count * layout_.bytes + options_.alignment;
+  const std::size_t bytes = options_.count * options_.bytes() + options_.alignment;
   allocation_ =
       options_.on_gpu ? device_memory<std::byte>(executor_, bytes) : pinned_memory<std::byte>(executor_, bytes);
   rings_ = aligned(allocation_, options_.alignment);
@@ -45,15 +31,15 @@ RingMemory::RingMemory(std::shared_ptr<Executor> executor, const RingOptions& op
   indices_ = reinterpret_cast<std::uint64_t*>(aligned(pinned_, kPage) + record_bytes());
   std::fill_n(indices_, options_.count, first);
   // All ones: entries with no known opcode, and a completion that is not yet written.
-  executor_->fill(rings_, 0xff, options_.count * layout_.bytes, stream_.get());
+  executor_->fill(rings_, 0xff, options_.count * options_.bytes(), stream_.get());
   for (std::size_t i = 0; i < options_.count; ++i) {
-    executor_->fill(begin(i) + layout_.doorbell, 0, kLine, stream_.get());
+    executor_->fill(begin(i) + options_.doorbell(), 0, RingOptions::kLine, stream_.get());
   }
   executor_->synchronize(stream_.get());
 }
 
 std::size_t RingMemory::record_bytes() const {
-  return options_.records_apart ? round_up(options_.count * 2 * sizeof(std::uint32_t), kPage) : 0;
+  return options_.records_apart ? (options_.count * 2 * sizeof(std::uint32_t) + kPage - 1) / kPage * kPage : 0;
 }
 
 RdmaQueuePair RingMemory::queue_pair(std::size_t i, std::uint32_t number, device::rdma::KeyedAddress sinks,

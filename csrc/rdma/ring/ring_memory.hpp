@@ -12,18 +12,6 @@
 
 namespace deep_ep::rdma {
 
-/// Where things lie in the memory of one queue pair, in bytes from its beginning, which is where the ring is.
-struct RingLayout {
-  std::uint32_t depth = 0;
-  std::size_t completion = 0;  ///< the one completion entry
-  /// The doorbell record of an mlx5 queue pair, 4 bytes for receiving (unused), then 4 for sending; 64 bytes further,
-  /// the record of its completion queue, which nobody writes.
-  std::size_t doorbell = 0;
-  std::size_t bytes = 0;  ///< a multiple of the alignment
-
-  static RingLayout of(std::uint32_t depth, std::size_t alignment);
-};
-
 struct RingOptions {
   std::size_t count = 1;          ///< of queue pairs
   std::uint32_t depth = 1024;     ///< entries; a power of two from 64 to 32768
@@ -32,6 +20,16 @@ struct RingOptions {
   std::size_t alignment = 64;     ///< of each queue pair's memory
   bool records_apart = false;     ///< doorbell records lie in pinned memory, on pages of their own
   std::uint64_t first_index = 0;  ///< number of the first entry (tests of wrap-around)
+
+  // The memory of one queue pair begins with its ring. What one writes and what another writes are in lines of their
+  // own.
+  static constexpr std::size_t kLine = 128;
+  /// Where the one completion entry is, in bytes from the beginning.
+  std::size_t completion() const { return std::size_t{depth} * sizeof(device::rdma::WorkQueueEntry); }
+  /// The doorbell record of an mlx5 queue pair, 4 bytes for receiving (unused), then 4 for sending; 64 bytes further,
+  /// the record of its completion queue, which nobody writes.
+  std::size_t doorbell() const { return completion() + kLine; }
+  std::size_t bytes() const { return (doorbell() + kLine + alignment - 1) / alignment * alignment; }
 };
 
 /// What the memory of one queue pair says of its work.
@@ -54,18 +52,17 @@ class RingMemory {
   RingMemory& operator=(const RingMemory&) = delete;
 
   const RingOptions& options() const { return options_; }
-  const RingLayout& layout() const { return layout_; }
 
   device::rdma::WorkQueueEntry* ring(std::size_t i) const {
     return reinterpret_cast<device::rdma::WorkQueueEntry*>(begin(i));
   }
   device::rdma::CompletionEntry* completion(std::size_t i) const {
-    return reinterpret_cast<device::rdma::CompletionEntry*>(begin(i) + layout_.completion);
+    return reinterpret_cast<device::rdma::CompletionEntry*>(begin(i) + options_.completion());
   }
   std::uint64_t* producer_index(std::size_t i) const { return indices_ + i; }
   std::uint32_t* doorbell_record(std::size_t i) const {
     std::byte* const both =
-        options_.records_apart ? records() + 2 * sizeof(std::uint32_t) * i : begin(i) + layout_.doorbell;
+        options_.records_apart ? records() + 2 * sizeof(std::uint32_t) * i : begin(i) + options_.doorbell();
     return reinterpret_cast<std::uint32_t*>(both) + 1;
   }
   /// Where records lie apart.
@@ -88,12 +85,11 @@ class RingMemory {
   bool idle() const;
 
  private:
-  std::byte* begin(std::size_t i) const { return rings_ + i * layout_.bytes; }
+  std::byte* begin(std::size_t i) const { return rings_ + i * options_.bytes(); }
 
   std::shared_ptr<Executor> executor_;
   OwnStream stream_;  ///< for transfers
   RingOptions options_;
-  RingLayout layout_;
   std::shared_ptr<std::byte> allocation_;
   std::byte* rings_ = nullptr;
   std::shared_ptr<RdmaQueueState> states_;

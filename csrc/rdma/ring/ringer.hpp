@@ -3,8 +3,11 @@
 #pragma once
 
 #include <cstdint>
+#include <thread>
+#include <utility>
 #include <vector>
 
+#include "csrc/rdma/ring/polling.hpp"
 #include "kernels/rdma/params.hpp"
 
 namespace deep_ep::rdma {
@@ -15,12 +18,16 @@ namespace deep_ep::rdma {
 class Ringer {
  public:
   /// What kernels publish at `pair.doorbell` goes to the record, and is rung by the device's register `reg`. All rings
-  /// come before step().
+  /// come before start().
   void add(const RdmaQueuePair& pair, std::uint32_t* record, volatile std::uint64_t* reg) {
     rings_.push_back({pair.doorbell, record, reg, pair.number});
   }
   /// Looks once at every ring, and rings for those with new entries; false: there are none.
   bool step();
+  /// Starts the thread, which does that again and again. See polling_thread().
+  void start(std::vector<int> cpus) {
+    thread_ = polling_thread(std::move(cpus), /*for_device=*/true, [this] { return step(); });
+  }
 
  private:
   struct Ring {
@@ -32,6 +39,7 @@ class Ringer {
   };
 
   std::vector<Ring> rings_;
+  std::jthread thread_;  ///< last: uses the rings
 };
 
 }  // namespace deep_ep::rdma

@@ -186,7 +186,7 @@ class VerbsEnds final : public NicEnds, public Wire {
     std::uint32_t since_reported = 0;  ///< operations handed over since the last one that asked for a completion
   };
 
-  std::optional<Failure> executor_failure() const override { return handler_.failure(); }
+  std::string executor_failure() const override { return handler_.failure(); }
   Device& device() const { return *nic_.heap.device; }
 
   std::uint32_t depth_;  ///< of each send queue

@@ -97,8 +97,8 @@ TEST_P(RdmaFaults, OfTheCpuHandler) {
   EXPECT_EQ(failure.syndrome, static_cast<std::uint32_t>(GetParam().syndrome));
   EXPECT_EQ(failure.opcode, GetParam().opcode);
   EXPECT_EQ(world.fault().expected, 3u);
-  const std::string text = rdma::describe(world.handler().failure().value());
-  EXPECT_TRUE(says(text, {rdma::operation_name(GetParam().opcode),
+  const std::string text = world.handler().failure();
+  EXPECT_TRUE(says(text, {GetParam().opcode == device::rdma::kOpcodeWrite ? "RDMA write" : "RDMA fetch-and-add",
                           "to rank 7 over adversarial wire failed (queue pair 0x100, entry 3)", GetParam().text}));
 }
 
@@ -206,7 +206,7 @@ TEST(RdmaBadEntry, IsAFailureThatSaysWhy) {
     EXPECT_EQ(*world.remote(16), std::byte{0});
     EXPECT_EQ(recorded(world).syndrome, static_cast<std::uint32_t>(Syndrome::local_queue_pair));
     EXPECT_EQ(world.fault().expected, 2u);
-    EXPECT_TRUE(contains(rdma::describe(world.handler().failure().value()), text));
+    EXPECT_TRUE(contains(world.handler().failure(), text));
   }
 }
 
@@ -214,8 +214,7 @@ TEST(RdmaCpuHandler, AProducerIndexTooFarAheadIsAFailure) {
   QueueWorld world({.behind = Behind::cpu_handler});
   *world.rings().producer_index(0) = 129;
   world.settle(5);
-  EXPECT_TRUE(contains(rdma::describe(world.handler().failure().value()),
-                       "the producer index is 129, at most 128 is possible"));
+  EXPECT_TRUE(contains(world.handler().failure(), "the producer index is 129, at most 128 is possible"));
 }
 
 std::vector<int> allowed_cpus() {
@@ -269,7 +268,7 @@ TEST(RingMemoryTest, IdleWhenAllIsDoneOrHasFailed) {
   EXPECT_FALSE(world.rings().idle());
   world.settle();
   EXPECT_TRUE(world.rings().idle());
-  EXPECT_TRUE(world.handler().failure().has_value());
+  EXPECT_NE(world.handler().failure(), "");
 }
 
 TEST(RdmaHandler, AFullQueueHoldsUpNoOther) {
@@ -304,7 +303,7 @@ TEST(RdmaHandler, ACompletionOfNothingIsAFailure) {
   QueueWorld world({.behind = Behind::cpu_handler});
   world.wire().made_up = {{.ring = 0, .index = 5}};
   EXPECT_TRUE(world.handler().step());
-  EXPECT_TRUE(contains(describe(world.handler().failure().value()),
+  EXPECT_TRUE(contains(world.handler().failure(),
                        "the wire threw: it completed entry 5 of queue pair 0x100, which was not posted"));
 }
 
@@ -317,8 +316,7 @@ TEST(RdmaHandler, ABrokenWireFailsEveryRingAndGivesNoMoreWork) {
   }
   EXPECT_FALSE(world.handler().step());
   EXPECT_TRUE(world.rings().idle());
-  ASSERT_TRUE(world.handler().failure().has_value());
-  EXPECT_TRUE(contains(describe(*world.handler().failure()),
+  EXPECT_TRUE(contains(world.handler().failure(),
                        "over adversarial wire failed (queue pair 0x100, entry 0): the wire threw: the device is gone"));
 }
 

@@ -8,10 +8,11 @@
 
 #include "csrc/executor/backend.hpp"
 #include "csrc/rdma/local/local_ends.hpp"
-#include "csrc/rdma/ring/failure.hpp"
 #include "csrc/support/deadline.hpp"
+#include "csrc/support/format.hpp"
 #include "simulation/simulated_ends.hpp"
 #include "tests/kernels/test_kernel.hpp"
+#include "tests/rdma/messages.hpp"
 #include "tests/support/time_scale.hpp"
 
 namespace deep_ep::test {
@@ -95,11 +96,8 @@ class HandWritten : public testing::TestWithParam<Player> {
     wait_for(device::rdma::kCompletionError, failing + 1);
     wait_until_all_is_done(1);
     EXPECT_EQ(pair().completion->syndrome, static_cast<std::uint8_t>(syndrome));
-    const std::optional<rdma::Failure> failure = ends_->failure();
-    ASSERT_TRUE(failure.has_value());
-    EXPECT_EQ(failure->syndrome, syndrome);
-    EXPECT_EQ(failure->index, failing);
-    EXPECT_EQ(failure->queue_pair, pair().number);
+    EXPECT_TRUE(contains(ends_->failure(), fmt::format("(queue pair {:#x}, entry {}): syndrome {:#04x}", pair().number,
+                                                       failing, static_cast<unsigned>(syndrome))));
     ends_.reset();  // whatever was taken is finished now
     EXPECT_EQ(words()[100], 0u) << "an entry behind the failed one was executed";
     EXPECT_EQ(words()[101], 7u);

@@ -83,7 +83,7 @@ TEST_F(NicEndsTest, HandlerCpu) {
     if (change.attributes.qp_state == IBV_QPS_RTR) connected_to.push_back(change.attributes.dest_qp_num);
   }
   EXPECT_EQ(connected_to, (std::vector<std::uint32_t>{0x11, 0x12}));
-  EXPECT_FALSE(ends_->failure().has_value());
+  EXPECT_EQ(ends_->failure(), "");
 }
 
 TEST_F(NicEndsTest, PayloadInAnyOrderHasAKeyOfItsOwnByWhichNothingIsAdded) {
@@ -105,13 +105,13 @@ TEST_F(NicEndsTest, PayloadInAnyOrderHasAKeyOfItsOwnByWhichNothingIsAdded) {
 TEST_F(NicEndsTest, HandlerGpuWithRingsInGpuMemory) {
   make();
   EXPECT_EQ(ends_->describe(), "handler gpu, rings in dma-buf, NIC fake_0:1, heap registered as dma-buf");
-  const auto layout = RingLayout::of(kDepth, devx::kRingAlignment);
+  const RingOptions layout{.depth = kDepth, .alignment = devx::kRingAlignment};
   for (int channel = 0; channel < kChannels; ++channel) {
     const RdmaQueuePair& params = peer(channel);
     const auto base = reinterpret_cast<std::uintptr_t>(params.ring);
     EXPECT_EQ(base % 65536, 0u);
-    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(params.completion), base + layout.completion);
-    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(params.doorbell_record), base + layout.doorbell + 4);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(params.completion), base + layout.completion());
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(params.doorbell_record), base + layout.doorbell() + 4);
     EXPECT_EQ(static_cast<void*>(params.doorbell), test::registers + test::kMachinePage + test::kRegister);
     EXPECT_NE(params.doorbell_record, nullptr);
     EXPECT_FALSE(params.system_scope);
@@ -183,9 +183,7 @@ TEST_F(NicEndsTest, RingsInHostMemoryWhereTheDeviceCannotUseTheGpus) {
   completion->syndrome = 0x15;
   completion->opcode_number = device::rdma::swap32(device::rdma::kOpcodeWrite << 24 | peer(1).number);
   completion->tail = device::rdma::tail_word(7, device::rdma::kCompletionError);
-  const std::optional<Failure> failure = ends_->failure();
-  ASSERT_TRUE(failure.has_value());
-  EXPECT_TRUE(contains(describe(*failure), "RDMA write to rank 1 over fake_0:1 failed (queue pair 0x1235, entry 7)"));
+  EXPECT_TRUE(contains(ends_->failure(), "RDMA write to rank 1 over fake_0:1 failed (queue pair 0x1235, entry 7)"));
 }
 
 TEST_F(NicEndsTest, HandlerDoorbell) {
@@ -227,7 +225,7 @@ TEST_F(NicEndsTest, AGpuThatReordersWhatNicsWriteIsRefused) {
 
 TEST_F(NicEndsTest, HealthSaysWhatTheDeviceHasDoneWithAllThatWasPosted) {
   make();
-  EXPECT_FALSE(ends_->failure().has_value());
+  EXPECT_EQ(ends_->failure(), "");
   EXPECT_EQ(ends_->health(), "all that was posted has arrived");
   RdmaQueueState& state = *peer(0).state;
   auto& completion = const_cast<device::rdma::CompletionEntry&>(*peer(0).completion);
@@ -251,7 +249,7 @@ TEST_F(NicEndsTest, HealthSaysWhatTheDeviceHasDoneWithAllThatWasPosted) {
 TEST_F(NicEndsTest, ADeviceThatFailsIsNoLatePeer) {
   make();
   fake_.raise(IBV_EVENT_DEVICE_FATAL);
-  ASSERT_TRUE(ends_->failure().has_value());
+  EXPECT_NE(ends_->failure(), "");
   EXPECT_EQ(ends_->health(), "RDMA device fake_0:1 reported a fatal error: nothing on it completes any more");
 }
 

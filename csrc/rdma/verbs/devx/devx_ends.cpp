@@ -1,9 +1,7 @@
 #include <optional>
-#include <thread>
 #include <utility>
 #include <vector>
 
-#include "csrc/rdma/ring/polling.hpp"
 #include "csrc/rdma/ring/ringer.hpp"
 #include "csrc/rdma/verbs/devx/devx_queue_pair.hpp"
 #include "csrc/rdma/verbs/functions.hpp"
@@ -55,8 +53,7 @@ class DevxEnds final : public NicEnds {
 
   NicHandler handler() const override { return ringer_ ? NicHandler::doorbell : NicHandler::gpu; }
   void start() override {
-    if (!ringer_) return;  // the device serves the rings by itself
-    thread_ = polling_thread(nic_.nic.nic.cpus, /*for_device=*/true, [this] { return ringer_->step(); });
+    if (ringer_) ringer_->start(nic_.nic.nic.cpus);  // else the device serves the rings by itself
   }
 
   std::string health() const override {
@@ -73,10 +70,9 @@ class DevxEnds final : public NicEnds {
   }
 
  private:
-  std::optional<Failure> executor_failure() const override {
-    if (!nic_.heap.device->has_failed()) return std::nullopt;
-    return Failure{
-        .of_device = true, .device = device_, .detail = "reported a fatal error: nothing on it completes any more"};
+  std::string executor_failure() const override {
+    if (!nic_.heap.device->has_failed()) return {};
+    return fmt::format("RDMA device {} reported a fatal error: nothing on it completes any more", device_);
   }
 
   /// Asks the device.
@@ -89,23 +85,22 @@ class DevxEnds final : public NicEnds {
   void make(const std::shared_ptr<Executor>& executor, bool on_gpu) {
     pairs_.clear();
     make_rings(executor, {.on_gpu = on_gpu, .alignment = devx::kRingAlignment, .records_apart = ringer_.has_value()});
-    const RingLayout& layout = rings_->layout();
+    const RingOptions& layout = rings_->options();
     const devx::Umem umem(*nic_.devx, {.address = rings_->ring(0),
-                                       .bytes = layout.bytes * options_.ends(),
+                                       .bytes = layout.bytes() * options_.ends(),
                                        .gpu = on_gpu ? &nic_.gpu->export_dma_buf : nullptr});
     // Records that a thread writes lie in memory of their own.
     const devx::Umem records = ringer_ ? devx::Umem(*nic_.devx, {rings_->records(), rings_->record_bytes()}) : umem;
     for (std::size_t i = 0; i < options_.ends(); ++i) {
-      const std::size_t offset = i * layout.bytes;
-      const std::size_t record = ringer_ ? i * 2 * sizeof(std::uint32_t) : offset + layout.doorbell;
+      const std::size_t offset = i * layout.bytes();
+      const std::size_t record = ringer_ ? i * 2 * sizeof(std::uint32_t) : offset + layout.doorbell();
       pairs_.emplace_back(nic_.devx, devx::QueueMemory{umem, offset, layout, records, record}, options_.port_offset(i));
     }
   }
 
   std::uint64_t* register_ = nullptr;  ///< handler `gpu`: as kernels ring it
-  std::optional<Ringer> ringer_;       ///< handler `doorbell`
   std::vector<DevxQueuePair> pairs_;
-  std::jthread thread_;  ///< last: that of the ringer
+  std::optional<Ringer> ringer_;  ///< handler `doorbell`. Last: its thread uses the rest
 };
 
 }  // namespace

@@ -33,7 +33,7 @@ FirmwareObject make_completion_queue(const DevxDevice& device, const QueueMemory
   Request request(layout::kCreateCq);
   request.set(layout::create_cq::cq_umem_valid, 1)
       .set(layout::create_cq::cq_umem_id, memory.umem.id)
-      .set(layout::create_cq::cq_umem_offset, memory.offset + memory.layout.completion)
+      .set(layout::create_cq::cq_umem_offset, memory.offset + memory.layout.completion())
       .set(cqc::cc, 1)
       .set(cqc::oi, 1)
       .set(cqc::log_page_size, log_page(device))
@@ -41,7 +41,7 @@ FirmwareObject make_completion_queue(const DevxDevice& device, const QueueMemory
       .set(cqc::c_eqn, device.event_queue)
       .set(cqc::dbr_umem_valid, 1)
       .set(cqc::dbr_umem_id, memory.umem.id)
-      .set(cqc::dbr_addr, memory.offset + memory.layout.doorbell + 64);
+      .set(cqc::dbr_addr, memory.offset + memory.layout.doorbell() + 64);
   return {device, request};
 }
 

@@ -16,7 +16,7 @@ namespace deep_ep::rdma::verbs::devx {
 struct QueueMemory {
   Umem umem;
   std::uint64_t offset = 0;  ///< in it, in bytes; it and the layout are aligned to the page size of GPUs
-  RingLayout layout;
+  RingOptions layout;
   Umem records;              ///< memory of the doorbell record: the same, or other
   std::uint64_t record = 0;  ///< where in that
 };

@@ -72,7 +72,7 @@ std::map<std::string, Field> places(const std::string& structure) {
 class DevxTest : public testing::Test {
  protected:
   void SetUp() override {
-    memory_.reset(static_cast<std::byte*>(std::aligned_alloc(kRingAlignment, layout_.bytes)));
+    memory_.reset(static_cast<std::byte*>(std::aligned_alloc(kRingAlignment, layout_.bytes())));
     path_.gid_index = 3;
     path_.service_level = 3;
     path_.traffic_class = 106;
@@ -84,9 +84,10 @@ class DevxTest : public testing::Test {
 
   std::unique_ptr<DevxQueuePair> make() {
     const auto device = open();
-    const MemoryRange range{.address = memory_.get(), .bytes = layout_.bytes};
+    const MemoryRange range{.address = memory_.get(), .bytes = layout_.bytes()};
     const Umem umem(*device, range);
-    return std::make_unique<DevxQueuePair>(device, QueueMemory{umem, 0, layout_, umem, layout_.doorbell}, port_offset_);
+    return std::make_unique<DevxQueuePair>(device, QueueMemory{umem, 0, layout_, umem, layout_.doorbell()},
+                                           port_offset_);
   }
   std::shared_ptr<DevxDevice> open() {
     return std::make_shared<DevxDevice>(std::make_shared<Device>("fake_0", path_, fake_.functions), fake_.mlx5);
@@ -138,7 +139,7 @@ class DevxTest : public testing::Test {
     void operator()(std::byte* memory) const { std::free(memory); }
   };
   std::unique_ptr<std::byte, Free> memory_;
-  RingLayout layout_ = RingLayout::of(1024, kRingAlignment);
+  const RingOptions layout_{.depth = 1024, .alignment = kRingAlignment};
   int port_offset_ = 0;
   PathOptions path_;
 };

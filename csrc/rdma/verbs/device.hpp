@@ -35,8 +35,12 @@ class Device {
   ibv_context* context() const { return context_.get(); }
   ibv_pd* protection_domain() const { return protection_domain_.get(); }
   const ibv_device_attr& limits() const { return limits_; }
-  /// Of its queue pairs, all but the number.
-  const QueuePairAddress& address() const { return address_; }
+  /// Of its queue pair with this number; without one, all but the number.
+  QueuePairAddress address(std::uint32_t queue_pair = 0) const {
+    QueuePairAddress address = address_;
+    address.queue_pair = queue_pair;
+    return address;
+  }
   /// SystemError when the device refuses.
   ibv_port_attr port() const;
   /// Has it reported a fatal error, after which nothing on it completes? Logs what it has reported since the last call;

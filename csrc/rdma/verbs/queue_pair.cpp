@@ -34,7 +34,7 @@ ibv_ah_attr route_to(const Device& device, const QueuePairAddress& own, const Qu
 }
 
 QueuePair::QueuePair(std::shared_ptr<Device> device, std::shared_ptr<ibv_cq> completions, std::uint32_t send_depth)
-    : device_(std::move(device)), completions_(std::move(completions)), address_(device_->address()) {
+    : device_(std::move(device)), completions_(std::move(completions)) {
   ibv_qp_init_attr wanted{};
   wanted.send_cq = wanted.recv_cq = completions_.get();
   wanted.qp_type = IBV_QPT_RC;
@@ -47,7 +47,6 @@ QueuePair::QueuePair(std::shared_ptr<Device> device, std::shared_ptr<ibv_cq> com
   require(device_->name(), errno_unless(made != nullptr),
           fmt::format("ibv_create_qp (reliable connection, {} send requests)", send_depth));
   pair_ = owned(device_, made, device_->functions().destroy_qp, "ibv_destroy_qp");
-  address_.queue_pair = number();
   ibv_qp_attr attributes{};
   attributes.qp_state = IBV_QPS_INIT;
   attributes.pkey_index = device_->path().pkey_index;
@@ -65,15 +64,16 @@ void QueuePair::modify(ibv_qp_attr& attributes, int mask, const std::string& ste
 }
 
 void QueuePair::connect(const QueuePairAddress& peer, bool hasty) const {
-  check_compatible(device_->name(), address_, peer);
+  const QueuePairAddress own = address();
+  check_compatible(device_->name(), own, peer);
   ibv_qp_attr attributes{};
   attributes.qp_state = IBV_QPS_RTR;
-  attributes.path_mtu = static_cast<ibv_mtu>(std::min(address_.mtu, peer.mtu));
+  attributes.path_mtu = static_cast<ibv_mtu>(std::min(own.mtu, peer.mtu));
   attributes.dest_qp_num = peer.queue_pair;
   attributes.rq_psn = peer.packet_number;
-  attributes.max_dest_rd_atomic = address_.outstanding_reads_in;
+  attributes.max_dest_rd_atomic = own.outstanding_reads_in;
   attributes.min_rnr_timer = 12;  // 0.64 ms
-  attributes.ah_attr = route_to(*device_, address_, peer);
+  attributes.ah_attr = route_to(*device_, own, peer);
   modify(attributes,
          IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
              IBV_QP_MIN_RNR_TIMER,
@@ -81,7 +81,7 @@ void QueuePair::connect(const QueuePairAddress& peer, bool hasty) const {
 
   attributes = {};
   attributes.qp_state = IBV_QPS_RTS;
-  attributes.sq_psn = address_.packet_number;
+  attributes.sq_psn = own.packet_number;
   // Hasty: 67 ms; devices take up to four times as long.
   attributes.timeout = hasty ? std::uint8_t{14} : device_->path().ack_timeout;
   attributes.retry_cnt = hasty ? std::uint8_t{3} : device_->path().retry_count;

@@ -23,7 +23,7 @@ class QueuePair {
 
   std::uint32_t number() const { return pair_->qp_num; }
   /// For the peer's connect().
-  const QueuePairAddress& address() const { return address_; }
+  QueuePairAddress address() const { return device_->address(number()); }
 
   /// Both ends connect, in any order; a message that comes before the other end is connected is sent again.
   /// RankMismatch when the two ends cannot talk: other link layer, IPv4 GID against IPv6 GID. `hasty`: gives up what is
@@ -37,7 +37,6 @@ class QueuePair {
 
   std::shared_ptr<Device> device_;
   std::shared_ptr<ibv_cq> completions_;
-  QueuePairAddress address_;
   std::shared_ptr<ibv_qp> pair_;
 };
 

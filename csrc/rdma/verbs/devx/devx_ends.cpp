@@ -86,11 +86,11 @@ class DevxEnds final : public NicEnds {
     pairs_.clear();
     make_rings(executor, {.on_gpu = on_gpu, .alignment = devx::kRingAlignment, .records_apart = ringer_.has_value()});
     const RingOptions& layout = rings_->options();
-    const devx::Umem umem(*nic_.devx, {.address = rings_->ring(0),
-                                       .bytes = layout.bytes() * options_.ends(),
-                                       .gpu = on_gpu ? &nic_.gpu->export_dma_buf : nullptr});
+    const devx::Umem umem = nic_.devx->add_memory({.address = rings_->ring(0),
+                                                   .bytes = layout.bytes() * options_.ends(),
+                                                   .gpu = on_gpu ? &nic_.gpu->export_dma_buf : nullptr});
     // Records that a thread writes lie in memory of their own.
-    const devx::Umem records = ringer_ ? devx::Umem(*nic_.devx, {rings_->records(), rings_->record_bytes()}) : umem;
+    const devx::Umem records = ringer_ ? nic_.devx->add_memory({rings_->records(), rings_->record_bytes()}) : umem;
     for (std::size_t i = 0; i < options_.ends(); ++i) {
       const std::size_t offset = i * layout.bytes();
       const std::size_t record = ringer_ ? i * 2 * sizeof(std::uint32_t) : offset + layout.doorbell();

@@ -7,7 +7,6 @@
 #include <bit>
 #include <utility>
 
-#include "csrc/rdma/verbs/functions.hpp"
 #include "csrc/rdma/verbs/queue_pair.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
@@ -32,7 +31,7 @@ FirmwareObject make_completion_queue(const DevxDevice& device, const QueueMemory
   namespace cqc = layout::cqc;
   Request request(layout::kCreateCq);
   request.set(layout::create_cq::cq_umem_valid, 1)
-      .set(layout::create_cq::cq_umem_id, memory.umem.id)
+      .set(layout::create_cq::cq_umem_id, memory.umem.memory->umem_id)
       .set(layout::create_cq::cq_umem_offset, memory.offset + memory.layout.completion())
       .set(cqc::cc, 1)
       .set(cqc::oi, 1)
@@ -40,15 +39,15 @@ FirmwareObject make_completion_queue(const DevxDevice& device, const QueueMemory
       .set(cqc::uar_page, device.doorbell->page_id)
       .set(cqc::c_eqn, device.event_queue)
       .set(cqc::dbr_umem_valid, 1)
-      .set(cqc::dbr_umem_id, memory.umem.id)
+      .set(cqc::dbr_umem_id, memory.umem.memory->umem_id)
       .set(cqc::dbr_addr, memory.offset + memory.layout.doorbell() + 64);
-  return {device, request};
+  return device.create(request);
 }
 
 FirmwareObject make_queue_pair(const DevxDevice& device, const QueueMemory& memory, std::uint32_t completion_queue) {
   Request request(layout::kCreateQp);
   request.set(layout::queue_pair::wq_umem_valid, 1)
-      .set(layout::queue_pair::wq_umem_id, memory.umem.id)
+      .set(layout::queue_pair::wq_umem_id, memory.umem.memory->umem_id)
       .set(layout::queue_pair::wq_umem_offset, memory.offset)
       .set(qpc::pm_state, qpc::pm_state_migrated)
       .set(qpc::pd, device.protection_domain)
@@ -60,9 +59,9 @@ FirmwareObject make_queue_pair(const DevxDevice& device, const QueueMemory& memo
       .set(qpc::ts_format, qpc::ts_format_default)
       .set(qpc::log_page_size, log_page(device))
       .set(qpc::dbr_umem_valid, 1)
-      .set(qpc::dbr_umem_id, memory.records.id)
+      .set(qpc::dbr_umem_id, memory.records.memory->umem_id)
       .set(qpc::dbr_addr, memory.record);
-  return {device, request};
+  return device.create(request);
 }
 
 void set_route(Mailbox& mailbox, DevxDevice& device, const QueuePairAddress& own, const QueuePairAddress& peer) {
@@ -98,11 +97,8 @@ DevxQueuePair::DevxQueuePair(std::shared_ptr<DevxDevice> device, QueueMemory mem
     : device_(std::move(device)),
       memory_(std::move(memory)),
       port_offset_(port_offset),
-      address_(device_->device->address()),
       completion_queue_(make_completion_queue(*device_, memory_)),
-      queue_pair_(make_queue_pair(*device_, memory_, completion_queue_.number)) {
-  address_.queue_pair = number();
-}
+      queue_pair_(make_queue_pair(*device_, memory_, completion_queue_.number)) {}
 
 Request DevxQueuePair::request(const Command& command) const {
   Request request(command);
@@ -110,14 +106,11 @@ Request DevxQueuePair::request(const Command& command) const {
   return request;
 }
 
-void DevxQueuePair::modify(const Request& request) const {
-  ask(*device_->device, queue_pair_.object.get(), device_->functions.obj_modify, request);
-}
-
 void DevxQueuePair::connect(const QueuePairAddress& peer) {
   const Device& device = *device_->device;
   const PathOptions& path = device.path();
-  check_compatible(device.name(), address_, peer);
+  const QueuePairAddress own = address();
+  check_compatible(device.name(), own, peer);
   const int ports = device_->bonded_ports;
   Request to_init = request(layout::kRst2InitQp);
   to_init.set(qpc::pm_state, qpc::pm_state_migrated)
@@ -139,19 +132,19 @@ void DevxQueuePair::connect(const QueuePairAddress& peer) {
   }
 
   Request to_receive = request(layout::kInit2RtrQp);
-  to_receive.set(qpc::mtu, std::min(address_.mtu, peer.mtu))
+  to_receive.set(qpc::mtu, std::min(own.mtu, peer.mtu))
       .set(qpc::log_msg_max, kLogMessageMax)
       .set(qpc::remote_qpn, peer.queue_pair)
       .set(qpc::next_rcv_psn, peer.packet_number)
       .set(qpc::min_rnr_nak, kReceiverNotReadyTimer)
-      .set(qpc::log_rra_max, log2_down(address_.outstanding_reads_in));
-  set_route(to_receive, *device_, address_, peer);
+      .set(qpc::log_rra_max, log2_down(own.outstanding_reads_in));
+  set_route(to_receive, *device_, own, peer);
   modify(to_receive);
 
   const int additions = std::min<int>(device.limits().max_qp_init_rd_atom, peer.outstanding_reads_in);  // under way
   Request to_send = request(layout::kRtr2RtsQp);
   to_send.set(qpc::log_sra_max, log2_down(additions))
-      .set(qpc::next_send_psn, address_.packet_number)
+      .set(qpc::next_send_psn, own.packet_number)
       .set(qpc::retry_count, path.retry_count)
       .set(qpc::rnr_retry, kReceiverNotReadyRetries)
       .set(ads::ack_timeout, path.ack_timeout);
@@ -160,7 +153,7 @@ void DevxQueuePair::connect(const QueuePairAddress& peer) {
 
 std::string DevxQueuePair::trouble(std::uint64_t posted, std::uint32_t outstanding) const {
   const Mailbox answer =
-      ask(*device_->device, queue_pair_.object.get(), device_->functions.obj_query, request(layout::kQueryQp));
+      device_->ask(queue_pair_.object.get(), device_->functions.obj_query, request(layout::kQueryQp));
   if (const auto state = answer.get(qpc::state); state != qpc::state_ready_to_send) {
     return state == qpc::state_error ? "its state is 'error'" : fmt::format("its state is {}", state);
   }

@@ -7,7 +7,6 @@
 
 #include "csrc/rdma/ring/ring_memory.hpp"
 #include "csrc/rdma/verbs/devx/devx_device.hpp"
-#include "csrc/rdma/verbs/devx/objects.hpp"
 
 namespace deep_ep::rdma::verbs::devx {
 
@@ -28,7 +27,7 @@ class DevxQueuePair {
   DevxQueuePair(std::shared_ptr<DevxDevice> device, QueueMemory memory, int port_offset = 0);
 
   std::uint32_t number() const { return queue_pair_.number; }
-  const QueuePairAddress& address() const { return address_; }
+  QueuePairAddress address() const { return device_->device->address(number()); }
   const char* memory_path() const { return memory_.umem.path; }  ///< see register_memory()
 
   /// Brings the queue pair to "ready to send". RankMismatch when the two ends cannot talk.
@@ -39,13 +38,14 @@ class DevxQueuePair {
 
  private:
   Request request(const Command& command) const;
-  void modify(const Request& request) const;
+  void modify(const Request& request) const {
+    device_->ask(queue_pair_.object.get(), device_->functions.obj_modify, request);
+  }
 
   // In the order in which the firmware needs them; they are destroyed in the opposite order.
   std::shared_ptr<DevxDevice> device_;
   QueueMemory memory_;
   int port_offset_;
-  QueuePairAddress address_;
   FirmwareObject completion_queue_;
   FirmwareObject queue_pair_;
 };

@@ -85,7 +85,7 @@ class DevxTest : public testing::Test {
   std::unique_ptr<DevxQueuePair> make() {
     const auto device = open();
     const MemoryRange range{.address = memory_.get(), .bytes = layout_.bytes()};
-    const Umem umem(*device, range);
+    const Umem umem = device->add_memory(range);
     return std::make_unique<DevxQueuePair>(device, QueueMemory{umem, 0, layout_, umem, layout_.doorbell()},
                                            port_offset_);
   }

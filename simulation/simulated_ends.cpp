@@ -35,7 +35,7 @@ std::uint32_t simulated_key_of_rank(int rank) { return kFirstSimulatedKey + 1 + 
 
 /// A fabric of rails: a NIC's LID says on which it is.
 std::uint16_t lid_of(int rank, const SimulatedNic& nic) {
-  return nic.rails == 0 ? std::uint16_t{0} : static_cast<std::uint16_t>(1 + rank % nic.rails);
+  return nic.rails == 0 ? std::uint16_t{0} : static_cast<std::uint16_t>(1 + rank % static_cast<int>(nic.rails));
 }
 void require_rail(const QueuePairAddress& peer, int rank, const SimulatedNic& nic) {
   if (nic.rails == 0 || peer.lid == lid_of(rank, nic)) return;
@@ -49,14 +49,14 @@ constexpr double kOwnNsOnGpu = 6000;
 
 /// With the rate and the latency of a device that says none.
 SimulatedNic with_defaults(SimulatedNic nic, bool cuda) {
-  nic.gb_per_s = nic.gb_per_s.value_or(cuda ? 50 : 0);
-  nic.latency_us = nic.latency_us.value_or(cuda ? 3 : 0);
+  if (nic.gb_per_s < 0) nic.gb_per_s = cuda ? 50 : 0;
+  if (nic.latency_us < 0) nic.latency_us = cuda ? 3 : 0;
   return nic;
 }
 
 std::string describe_speed(const SimulatedNic& nic) {
-  std::string text = *nic.gb_per_s == 0 ? "no limit" : fmt::format("{:.4g} GB/s", *nic.gb_per_s);
-  text += fmt::format(", {:.4g} us", *nic.latency_us);
+  std::string text = nic.gb_per_s == 0 ? "no limit" : fmt::format("{:.4g} GB/s", nic.gb_per_s);
+  text += fmt::format(", {:.4g} us", nic.latency_us);
   if (nic.reorder_us != 0) text += fmt::format(", payload up to {:.4g} us late", nic.reorder_us);
   if (nic.completion_us != 0) text += fmt::format(", completions up to {:.4g} us late", nic.completion_us);
   return text;
@@ -82,14 +82,14 @@ class SimulatedEnds final : public Ends {
         doorbells_(handler == NicHandler::doorbell
                        ? pinned_memory<std::uint64_t>(executor, count() * sizeof(std::uint64_t))
                        : device_copy(executor, std::vector<std::uint64_t>(count()))),
-        blocks_(nic.multiprocessors != 0           ? nic.multiprocessors
+        blocks_(nic.multiprocessors != 0           ? static_cast<int>(nic.multiprocessors)
                 : on_gpu_ && options.long_messages ? SimulatedNicParams::kMostBlocks
                                                    : 1),
         words_(pinned_memory<Words>(executor)),
         stream_(*executor) {
     rings_.emplace(executor, options.rings({.on_gpu = true, .records_apart = handler == NicHandler::doorbell}));
-    params_.speed = {.ns_per_byte = *nic_.gb_per_s == 0 ? 0 : 1 / *nic_.gb_per_s,
-                     .held_ns = std::max(0.0, *nic_.latency_us * 1e3 - (on_gpu_ ? kOwnNsOnGpu : 0)),
+    params_.speed = {.ns_per_byte = nic_.gb_per_s == 0 ? 0 : 1 / nic_.gb_per_s,
+                     .held_ns = std::max(0.0, nic_.latency_us * 1e3 - (on_gpu_ ? kOwnNsOnGpu : 0)),
                      .reorder_ns = static_cast<std::uint64_t>(nic_.reorder_us * 1e3),
                      .completion_ns = static_cast<std::uint64_t>(nic_.completion_us * 1e3)};
     if (blocks_ > 1) lending_ = device_copy(executor, std::vector<device::simulated::Lending>(1));

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <type_traits>
+#include <iterator>
 
 #include "csrc/support/format.hpp"
 #include "csrc/support/text.hpp"
@@ -18,39 +18,30 @@ constexpr std::array<std::string_view, 3> kChoiceNames = {"auto", "0", "1"};
 
 struct SimulatedKey {
   std::string_view name;
+  double SimulatedNic::*value;
   std::string_view unit;
   double least;
   double most;
-  bool or_zero;  ///< 0 is allowed besides
-  bool whole;
-  void (*set)(SimulatedNic&, double);
+  bool or_zero = false;  ///< 0 is allowed besides
+  bool whole = false;
 };
 
-template <auto member>
-constexpr SimulatedKey key(std::string_view name, std::string_view unit, double least, double most,
-                           bool or_zero = false) {
-  using Value = std::remove_reference_t<decltype(SimulatedNic().*member)>;
-  return {name, unit, least, most, or_zero, std::is_integral_v<Value>, [](SimulatedNic& nic, double value) {
-            nic.*member = static_cast<Value>(value);
-          }};
-}
-
-constexpr std::array kSimulatedKeys = {
-    key<&SimulatedNic::gb_per_s>("rate", "GB/s; or 0, no limit", 0.01, 1000, true),
-    key<&SimulatedNic::latency_us>("latency", "us", 0, 100000),
-    key<&SimulatedNic::reorder_us>("reorder", "us", 0, 100000),
-    key<&SimulatedNic::completion_us>("completion", "us", 0, 100000),
-    key<&SimulatedNic::rails>("rails", "ranks of a node; or 0, no rails", 0, 128),
-    key<&SimulatedNic::slow>("slow", "the channel, counted from 1; or 0, none", 1, 256, true),
-    key<&SimulatedNic::slow_gb_per_s>("slow_rate", "GB/s", 0.001, 1000),
-    key<&SimulatedNic::multiprocessors>("sms", "that a NIC takes", 1, 2),
+constexpr SimulatedKey kSimulatedKeys[] = {
+    {"rate", &SimulatedNic::gb_per_s, "GB/s; or 0, no limit", 0.01, 1000, true},
+    {"latency", &SimulatedNic::latency_us, "us", 0, 100000},
+    {"reorder", &SimulatedNic::reorder_us, "us", 0, 100000},
+    {"completion", &SimulatedNic::completion_us, "us", 0, 100000},
+    {"rails", &SimulatedNic::rails, "ranks of a node; or 0, no rails", 0, 128, false, true},
+    {"slow", &SimulatedNic::slow, "the channel, counted from 1; or 0, none", 1, 256, true, true},
+    {"slow_rate", &SimulatedNic::slow_gb_per_s, "GB/s", 0.001, 1000},
+    {"sms", &SimulatedNic::multiprocessors, "that a NIC takes", 1, 2, false, true},
 };
 
 void set_simulated_key(SimulatedNic& nic, std::string_view text) {
   const std::vector<std::string_view> parts = split(text, '=');
   const std::string_view name = parts.front();
   const auto* key = std::ranges::find(kSimulatedKeys, name, &SimulatedKey::name);
-  if (key == kSimulatedKeys.end()) {
+  if (key == std::end(kSimulatedKeys)) {
     std::vector<std::string_view> names;
     for (const SimulatedKey& one : kSimulatedKeys) names.push_back(one.name);
     fail<InvalidArgument>("simulated has no '{}', allowed: {}", name, fmt::join(names, ", "));
@@ -61,7 +52,7 @@ void set_simulated_key(SimulatedNic& nic, std::string_view text) {
     fail<InvalidArgument>("simulated: '{}', allowed: {}= a {}number from {} to {} ({})", text, name,
                           key->whole ? "whole " : "", key->least, key->most, key->unit);
   }
-  key->set(nic, *value);
+  nic.*key->value = *value;
 }
 
 using environment::Reader;

@@ -25,15 +25,15 @@ std::string_view name_of(WireKind kind);
 
 /// How the wire `simulated` behaves.
 struct SimulatedNic {
-  std::optional<double> gb_per_s = {};    ///< 0: as fast as it goes. Not said: 50 on GPUs, 0 on the CPU
-  std::optional<double> latency_us = {};  ///< until a peer sees a message. Not said: 3 on GPUs, 0 on the CPU
-  double reorder_us = 0;                  ///< pieces of payload are held up for different times below this
-  double completion_us = 0;               ///< completions are held up for different times below this
-  int rails = 0;  ///< each of so many consecutive ranks is on a rail of its own, without a way to the others
-  int slow = 0;   ///< queue pairs of this channel, counted from 1, have a path of slow_gb_per_s
+  double gb_per_s = -1;      ///< 0: as fast as it goes. Below: not said, so 50 on GPUs, 0 on the CPU
+  double latency_us = -1;    ///< until a peer sees a message. Below 0: not said, so 3 on GPUs, 0 on the CPU
+  double reorder_us = 0;     ///< pieces of payload are held up for different times below this
+  double completion_us = 0;  ///< completions are held up for different times below this
+  double rails = 0;          ///< each of so many consecutive ranks is on a rail of its own, without a way to the others
+  double slow = 0;           ///< queue pairs of this channel, counted from 1, have a path of slow_gb_per_s
   double slow_gb_per_s = 1;
   /// That a NIC takes, 1 or 2. 0: 2 on GPUs where messages are long, else 1.
-  int multiprocessors = 0;
+  double multiprocessors = 0;
 
   bool operator==(const SimulatedNic&) const = default;
 };

@@ -61,7 +61,7 @@ TEST(RdmaSettings, Wire) {
     EXPECT_EQ(read({{"DEEP_EP_RDMA_WIRE", std::string(name_of(wire))}}).wire.kind, wire);
   }
   const SimulatedNic nothing_said = parse_wire("simulated").nic;
-  EXPECT_FALSE(nothing_said.gb_per_s || nothing_said.latency_us || nothing_said.multiprocessors != 0);
+  EXPECT_TRUE(nothing_said.gb_per_s < 0 && nothing_said.latency_us < 0 && nothing_said.multiprocessors == 0);
   const SimulatedNic nic = parse_wire("simulated:rate=12.5, latency = 4,reorder=1.5,completion=2,sms=1").nic;
   EXPECT_EQ(nic.gb_per_s, 12.5);
   EXPECT_EQ(nic.latency_us, 4);

@@ -113,7 +113,7 @@ TEST_P(SimulatedWire, TakesAsLongAsItWasTold) {
 }
 
 TEST_P(SimulatedWire, PassesTheNicTest) {
-  for (const int multiprocessors : {1, 2}) {
+  for (const double multiprocessors : {1.0, 2.0}) {
     // Where rates are measured, messages overwrite each other, and several warps move them in no order.
     if (multiprocessors > 1 && under_thread_sanitizer()) continue;
     const std::shared_ptr<Executor> here = executor(0, 0);

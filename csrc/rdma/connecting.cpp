@@ -97,12 +97,9 @@ std::vector<ConnectedEnds> make_connected_ends(Bootstrap& bootstrap, std::span<c
     }
     const auto connect_all = [&] {
       for (std::size_t set = 0; set < sets.size(); ++set) {
-        const ConnectionOptions& options = sets[set];
-        made[set].peers.resize(static_cast<std::size_t>(options.channels * bootstrap.size()));
         if (made[set].ends == nullptr) continue;
-        for (std::size_t end = 0; end < options.ends(); ++end) {
-          const int place = options.channel(end) * bootstrap.size() + options.peer(end);
-          made[set].peers[static_cast<std::size_t>(place)] = others[set][end].connect(*made[set].ends, options, end);
+        for (std::size_t end = 0; end < sets[set].ends(); ++end) {
+          made[set].params.push_back(others[set][end].connect(*made[set].ends, sets[set], end));
         }
         made[set].ends->start();
       }

@@ -19,8 +19,8 @@ namespace deep_ep::rdma {
 using MakeEnds = std::function<std::unique_ptr<Ends>(NicHandler handler, const ConnectionOptions& options)>;
 
 struct ConnectedEnds {
-  std::unique_ptr<Ends> ends;        ///< null where the set has no peers
-  std::vector<RdmaQueuePair> peers;  ///< [channels][ranks], for kernels; queue.depth 0 where there is no end
+  std::unique_ptr<Ends> ends;         ///< null where the set has no peers
+  std::vector<RdmaQueuePair> params;  ///< of each end, for kernels
 };
 
 /// Collective. Makes the ends of each set, connects each to the one at its other side, and starts them. All ranks that

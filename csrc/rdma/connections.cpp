@@ -159,11 +159,16 @@ MakeEnds ends_of(const std::shared_ptr<Executor>& executor, const SymmetricHeap&
       opened[options.nic] = verbs::open_nic(nic, *executor, wire.settings, heap);
     }
     verbs::NicAccess& nic = opened[options.nic];
-    return verbs::make_nic_ends(handler, nic, executor, options, [&](int rail) {
+    std::vector<verbs::HeapOnNic> landing_nics(static_cast<std::size_t>(options.rail_width));
+    for (int rail = 0; rail < options.rail_width && nic.landing_nics.empty(); ++rail) {
       const int owner = options.rank - options.rail_of(options.rank) + rail;
       const WireFacts& facts = wire.ranks[static_cast<std::size_t>(owner)];
-      return nic.open(facts.nic.data(), facts.path, verbs::verbs_functions(), heap);
-    });
+      if (owner == options.rank) continue;
+      landing_nics[static_cast<std::size_t>(rail)] =
+          nic.open(facts.nic.data(), facts.path, verbs::verbs_functions(), heap);
+    }
+    if (nic.landing_nics.empty()) nic.landing_nics = std::move(landing_nics);
+    return verbs::make_nic_ends(handler, nic, executor, options);
   };
 }
 
@@ -236,10 +241,12 @@ void Connections::connect(Bootstrap& bootstrap, std::span<Connections* const> se
   agree(bootstrap, "copying the table of RDMA connections", [&] {
     auto part = connected.begin();
     for (Connections* const set : sets) {
-      std::vector<RdmaQueuePair> peers = part->peers;
+      std::vector<RdmaQueuePair> peers(static_cast<std::size_t>(set->options_.channels * bootstrap.size()));
       for (int nic = 0; nic < set->options_.num_nics; ++nic, ++part) {
-        for (std::size_t place = 0; place < peers.size(); ++place) {
-          if (part->peers[place].depth != 0) peers[place] = part->peers[place];
+        const ConnectionOptions& options = parts[static_cast<std::size_t>(part - connected.begin())];
+        for (std::size_t end = 0; end < part->params.size(); ++end) {
+          const int place = options.channel(end) * bootstrap.size() + options.peer(end);
+          peers[static_cast<std::size_t>(place)] = part->params[end];
         }
         if (part->ends != nullptr) set->ends_.push_back(std::move(part->ends));
       }

@@ -54,9 +54,7 @@ void Bench::connect(NicHandler handler, const MakeEndsOn& make, int pairs) {
   const auto make_here = [&](NicHandler one, const ConnectionOptions& set) { return make(one, *heap_, set); };
   ConnectedEnds made = std::move(
       make_connected_ends(bootstrap_, std::array{options}, handler, /*may_fall_back=*/true, make_here).front());
-  for (std::size_t channel = 0; channel < made.peers.size() / bootstrap_.size(); ++channel) {
-    params_.queues[channel] = made.peers[channel * bootstrap_.size() + next];
-  }
+  std::ranges::copy(made.params, params_.queues);  // one a channel
   ends_ = std::move(made.ends);
 }
 

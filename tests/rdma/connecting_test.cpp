@@ -82,7 +82,7 @@ std::vector<std::string> connect(const ConnectingCase& given) {
     const auto all = rdma::make_connected_ends(*bootstrap, std::array{options}, wanted, true, make);
     const rdma::ConnectedEnds& connected = all.front();
     if (peer < 0) return void(results[static_cast<std::size_t>(rank)] = "nobody");
-    const auto number = connected.peers[static_cast<std::size_t>(peer)].number;
+    const auto number = connected.params.at(0).number;
     results[static_cast<std::size_t>(rank)] =
         fmt::format("{} to the peer's {}", connected.ends->describe(), name_of(static_cast<NicHandler>(number)));
   });

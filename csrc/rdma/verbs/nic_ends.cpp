@@ -55,15 +55,7 @@ NicAccess open_nic(const NicAssignment& assignment, const Executor& executor, co
 }
 
 std::unique_ptr<Ends> make_nic_ends(NicHandler handler, NicAccess& nic, const std::shared_ptr<Executor>& executor,
-                                    const ConnectionOptions& options,
-                                    const std::function<HeapOnNic(int rail)>& open_rail) {
-  if (options.rail_width != 0 && nic.landing_nics.empty()) {
-    std::vector<HeapOnNic> opened(static_cast<std::size_t>(options.rail_width));
-    for (int rail = 0; rail < options.rail_width; ++rail) {
-      if (rail != options.rail_of(options.rank)) opened[static_cast<std::size_t>(rail)] = open_rail(rail);
-    }
-    nic.landing_nics = std::move(opened);
-  }
+                                    const ConnectionOptions& options) {
   if (handler == NicHandler::cpu) return make_verbs_ends(nic, executor, options);
   try {
     return make_devx_ends(handler, nic, executor, options);

@@ -1,7 +1,6 @@
 // The ends of a rank's queue pairs on its NIC, for each handler.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -47,8 +46,8 @@ struct NicAccess {
   bool relaxed_ordering = false;                ///< of payload
   const Mlx5Functions* mlx5 = nullptr;          ///< null: those of this machine
   std::shared_ptr<devx::DevxDevice> devx = {};  ///< what all ends by DevX share; the first one makes it
-  /// NICs of this node, by which their rails' ranks of other nodes write to this rank's heap. Of each rail, once ends
-  /// that keep to rails need them; without a device for this rank's own.
+  /// NICs of this node, by which their rails' ranks of other nodes write to this rank's heap: of each rail, where ends
+  /// keep to rails; without a device for this rank's own.
   std::vector<HeapOnNic> landing_nics = {};
 
   /// Opens a port of a device and registers the heap with it. Of another device than this rank's, errors name both.
@@ -91,11 +90,10 @@ bool relaxes_ordering(const RdmaSettings& settings, const Nic& nic);
 NicAccess open_nic(const NicAssignment& assignment, const Executor& executor, const RdmaSettings& settings,
                    const SymmetricHeap& heap);
 
-/// Makes queue pairs for this handler, and in `nic` all that ends on it share. `open_rail`: opens the NIC of a rail of
-/// this node, see NicAccess::landing_nics. SystemError: the device refuses, or the handler is impossible here.
+/// Makes queue pairs for this handler, and in `nic` all that ends on it share. SystemError: the device refuses, or the
+/// handler is impossible here.
 std::unique_ptr<Ends> make_nic_ends(NicHandler handler, NicAccess& nic, const std::shared_ptr<Executor>& executor,
-                                    const ConnectionOptions& options,
-                                    const std::function<HeapOnNic(int rail)>& open_rail = {});
+                                    const ConnectionOptions& options);
 
 /// Handler `cpu`: verbs queue pairs, rings in pinned memory.
 std::unique_ptr<Ends> make_verbs_ends(const NicAccess& nic, const std::shared_ptr<Executor>& executor,

@@ -337,11 +337,11 @@ TEST_F(NicEndsTest, OnePageOfRegistersIsMappedForAllEndsWhateverItsSize) {
 /// A page that is mapped for one set of queue pairs cannot be mapped for the next.
 TEST_F(NicEndsTest, SetsShareWhatDevxHasMadeAndThoseOfRailsAloneKeepLandingNics) {
   NicAccess nic = nic_;
-  const auto open = [&](int) { return nic.open("fake_0", {.gid_index = 3}, fake_.functions, *heap_); };
-  nic.heap = open(0);
-  auto of_rails =
-      make_nic_ends(NicHandler::gpu, nic, executor_, {.peers = {2, 3}, .depth = kDepth, .rail_width = 2}, open);
-  const auto others = make_nic_ends(NicHandler::gpu, nic, executor_, {.peers = {1}, .depth = kDepth}, open);
+  const auto open = [&] { return nic.open("fake_0", {.gid_index = 3}, fake_.functions, *heap_); };
+  nic.heap = open();
+  nic.landing_nics = {{}, open()};
+  auto of_rails = make_nic_ends(NicHandler::gpu, nic, executor_, {.peers = {2, 3}, .depth = kDepth, .rail_width = 2});
+  const auto others = make_nic_ends(NicHandler::gpu, nic, executor_, {.peers = {1}, .depth = kDepth});
   EXPECT_EQ(mapped_.size(), 1u);
   EXPECT_EQ(std::ranges::count(fake_.calls, "alloc_uar NC"), 1);
   const std::weak_ptr<Device> landing = nic.landing_nics.at(1).device;

@@ -33,15 +33,11 @@ PciLocation pci_location(const SystemRoot& root, std::string_view device_folder)
   // /sys/devices/pci0000:16/0000:16:01.0/0000:17:00.0/0000:18:00.0: host bridge, bridges, device.
   for (const auto& part : std::filesystem::path(*path)) {
     const std::string name = part.string();
-    if (const auto address = parse_pci_address(name)) {
-      location.bridges.push_back(*address);
-    } else if (location.bridges.empty() && name.starts_with("pci") && name.find(':') != std::string::npos) {
-      location.host_bridge = name;
-    }
+    const auto address = parse_pci_address(name);
+    if (address) location.address = address;
+    if (location.path.empty() ? name.starts_with("pci") : address.has_value()) location.path.push_back(name);
   }
-  if (location.bridges.empty()) return {};
-  location.address = location.bridges.back();
-  location.bridges.pop_back();
+  if (!location.address) return {};
   if (const auto numa_node = root.read(*path + "/numa_node")) {
     location.numa_node = parse_number<int>(*numa_node).value_or(-1);
   }
@@ -49,16 +45,15 @@ PciLocation pci_location(const SystemRoot& root, std::string_view device_folder)
 }
 
 Distance distance(const PciLocation& a, const PciLocation& b) {
-  if (!a.address || !b.address) return {Proximity::unknown, 0};
-  if (a.host_bridge != b.host_bridge || a.host_bridge.empty()) {
-    if (a.numa_node < 0 || b.numa_node < 0) return {Proximity::unknown, 0};
+  const auto fork = std::ranges::mismatch(a.path, b.path);
+  if (fork.in1 == a.path.begin()) {  // several host bridges, or not known
+    if (!a.address || !b.address || a.numa_node < 0 || b.numa_node < 0) return {Proximity::unknown, 0};
     return {a.numa_node == b.numa_node ? Proximity::numa_node : Proximity::system, 0};
   }
-  const auto fork = std::mismatch(a.bridges.begin(), a.bridges.end(), b.bridges.begin(), b.bridges.end());
-  const auto below_a = a.bridges.end() - fork.first + 1;
-  const auto below_b = b.bridges.end() - fork.second + 1;
+  const auto below_a = a.path.end() - fork.in1;
+  const auto below_b = b.path.end() - fork.in2;
   const int hops = static_cast<int>(below_a + below_b);
-  if (fork.first == a.bridges.begin()) return {Proximity::host_bridge, hops};
+  if (fork.in1 == a.path.begin() + 1) return {Proximity::host_bridge, hops};
   // Below a switch the two meet at its upstream port: each has a downstream port of its own above it.
   const bool one_switch = below_a <= 2 && below_b <= 2;
   return {one_switch ? Proximity::same_switch : Proximity::across_switches, hops};

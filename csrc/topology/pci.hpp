@@ -28,9 +28,9 @@ std::optional<PciAddress> parse_pci_address(std::string_view text);
 
 struct PciLocation {
   std::optional<PciAddress> address;  ///< nothing for devices that are not on PCI (software NICs)
-  std::string host_bridge;            ///< "pci0000:00"
-  std::vector<PciAddress> bridges;    ///< from the root port down; the device itself is not among them
-  int numa_node = -1;                 ///< -1: unknown
+  /// "pci0000:16", the CPU's host bridge; then addresses from the root port down to the device itself.
+  std::vector<std::string> path;
+  int numa_node = -1;  ///< -1: unknown
 };
 
 /// `device_folder`: a folder or link in sysfs that is a PCI device ("/sys/bus/pci/devices/0000:18:00.0",

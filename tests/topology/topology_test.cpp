@@ -103,7 +103,7 @@ TEST(Gpus, AreFoundInTheDriverAndInSysfs) {
     EXPECT_EQ(gpu.uuid, test::gpu_uuid(i));
     EXPECT_EQ(gpu.model, "NVIDIA B200");
     EXPECT_EQ(gpu.pci.numa_node, i / 4);
-    EXPECT_EQ(gpu.pci.bridges.size(), 3u);
+    EXPECT_EQ(gpu.pci.path.size(), 5u);
   }
   EXPECT_EQ(gpus[2].text(), "GPU 2 (0000:23:00.0)");
 }

@@ -31,12 +31,6 @@ std::string why_none(const std::vector<GidEntry>& gids) {
   return fmt::format("no RoCE v2 GID with a routable address; there is {}", fmt::join(found, ", "));
 }
 
-GidChoice choose_automatically(const std::vector<GidEntry>& gids, bool ethernet) {
-  const auto best = std::ranges::min_element(gids, {}, [&](const GidEntry& gid) { return rank(gid, ethernet); });
-  if (best == gids.end() || rank(*best, ethernet) == kNever) return {.problem = why_none(gids)};
-  return {.gid = *best};
-}
-
 }  // namespace
 
 bool GidEntry::is_zero() const {
@@ -68,15 +62,17 @@ std::optional<GidBytes> parse_gid(std::string_view text) {
 }
 
 GidChoice choose_gid(const std::vector<GidEntry>& gids, bool ethernet, const GidPolicy& policy) {
-  if (!policy.index) return choose_automatically(gids, ethernet);
-  const auto named = std::ranges::find(gids, *policy.index, &GidEntry::index);
-  if (named != gids.end()) return {.gid = *named};
-  const std::string refused =
-      fmt::format("{}={}: no GID is there (zero, or beyond the table)", policy.index_source, *policy.index);
-  if (environment::is_own(policy.index_source)) return {.problem = refused};
-  GidChoice choice = choose_automatically(gids, ethernet);
-  if (choice.gid) choice.warning = fmt::format("{}; GID {} is used instead", refused, choice.gid->index);
-  return choice;
+  std::string refused;
+  if (policy.index) {
+    const auto named = std::ranges::find(gids, *policy.index, &GidEntry::index);
+    if (named != gids.end()) return {.gid = *named};
+    refused = fmt::format("{}={}: no GID is there (zero, or beyond the table)", policy.index_source, *policy.index);
+    if (environment::is_own(policy.index_source)) return {.problem = refused};
+  }
+  const auto best = std::ranges::min_element(gids, {}, [&](const GidEntry& gid) { return rank(gid, ethernet); });
+  if (best == gids.end() || rank(*best, ethernet) == kNever) return {.problem = why_none(gids)};
+  if (!refused.empty()) refused += fmt::format("; GID {} is used instead", best->index);
+  return {.gid = *best, .warning = refused};
 }
 
 }  // namespace deep_ep::rdma

@@ -20,6 +20,10 @@ using topology::Proximity;
 
 std::string port_name(const Nic& nic, int port) { return fmt::format("{} port {}", nic.name, port); }
 
+[[noreturn]] void refuse(const std::string& why) {
+  fail<SystemError>("RDMA was asked for, but {}. `deep_ep doctor` says more", why);
+}
+
 constexpr const char* kNotNamed = "DEEP_EP_DEVICE_TO_HCA_MAPPING does not name it";
 
 class Mapper {
@@ -81,27 +85,25 @@ class Mapper {
       NicMapRow& row = map_.rows[static_cast<std::size_t>(gpu)];
       if (!row.problem.empty() && row.problem != kNotNamed) continue;
       row.problem = check_entry(entry, row.nics);
-      if (!row.problem.empty()) row.nics.clear();  // a NIC that is not there is a problem of the whole
+      if (row.problem.empty()) continue;
+      row.problem = fmt::format("DEEP_EP_DEVICE_TO_HCA_MAPPING: '{}': {}", entry.text, row.problem);
+      row.nics.clear();  // a NIC that is not there is a problem of the whole
     }
   }
 
   // Why the entry's NIC cannot be used; otherwise empty, and it is added to `usable`.
   std::string check_entry(const MappingEntry& entry, std::vector<NicAssignment>& usable) {
-    std::string reason;
     const auto nic = std::ranges::find(map_.nics, entry.hca, &Nic::name);
-    const NicPort* port = nic == map_.nics.end() ? nullptr : nic->port(entry.port);
-    if (port != nullptr) {
-      const auto same = [&](const NicAssignment& one) { return one.nic.name == nic->name && one.port == port->number; };
-      reason = std::ranges::any_of(usable, same) ? "the GPU has this NIC already" : check_port(*nic, *port, usable);
-    } else if (nic != map_.nics.end()) {
-      reason = fmt::format("{} has no port {}", nic->name, entry.port);
-    } else {
+    if (nic == map_.nics.end()) {
       std::vector<std::string> names;
       for (const Nic& one : map_.nics) names.push_back(one.name);
       if (names.empty()) names = {"none"};
-      reason = fmt::format("there is no HCA '{}'; HCAs of this machine: {}", entry.hca, fmt::join(names, ", "));
+      return fmt::format("there is no HCA '{}'; HCAs of this machine: {}", entry.hca, fmt::join(names, ", "));
     }
-    return reason.empty() ? "" : fmt::format("DEEP_EP_DEVICE_TO_HCA_MAPPING: '{}': {}", entry.text, reason);
+    const NicPort* port = nic->port(entry.port);
+    if (port == nullptr) return fmt::format("{} has no port {}", nic->name, entry.port);
+    const auto same = [&](const NicAssignment& one) { return one.nic.name == nic->name && one.port == port->number; };
+    return std::ranges::any_of(usable, same) ? "the GPU has this NIC already" : check_port(*nic, *port, usable);
   }
 
   // --- the automatic choice ---
@@ -243,29 +245,20 @@ std::string why_no_rdma(const NicMap& map) {
 
 const std::vector<NicAssignment>& nics_of(const NicMap& map, std::size_t gpu) {
   const NicMapRow& row = map.rows.at(gpu);
-  if (row.nics.empty()) {
-    const std::string reason = why_no_rdma(map);
-    fail<SystemError>("RDMA was asked for, but {}. `deep_ep doctor` says more",
-                      reason.empty() || row.problem.starts_with("DEEP_EP_")
-                          ? fmt::format("{} has no NIC: {}", map.gpus[gpu].text(), row.problem)
-                          : reason);
-  }
-  return row.nics;
+  if (!row.nics.empty()) return row.nics;
+  const std::string reason = row.problem.starts_with("DEEP_EP_") ? "" : why_no_rdma(map);
+  refuse(reason.empty() ? fmt::format("{} has no NIC: {}", map.gpus[gpu].text(), row.problem) : reason);
 }
 
 const std::vector<NicAssignment>& nics_of_cuda_device(const NicMap& map, int ordinal) {
   const std::string place = cuda_device_pci_address(ordinal);
   const auto address = topology::parse_pci_address(place);
   const auto gpu = std::ranges::find(map.gpus, address, [](const Gpu& candidate) { return candidate.pci.address; });
-  if (!address || gpu == map.gpus.end()) {
-    fail<SystemError>("RDMA was asked for, but {}. `deep_ep doctor` says more",
-                      map.nics.empty()
-                          ? why_no_rdma(map)
+  if (address && gpu != map.gpus.end()) return nics_of(map, static_cast<std::size_t>(gpu - map.gpus.begin()));
+  refuse(map.nics.empty() ? why_no_rdma(map)
                           : fmt::format("CUDA device {} (at '{}') is neither in /proc/driver/nvidia/gpus nor in "
                                         "/sys/bus/pci/devices",
                                         ordinal, place));
-  }
-  return nics_of(map, static_cast<std::size_t>(gpu - map.gpus.begin()));
 }
 
 bool keeps_to_path(const std::vector<NicAssignment>& nics) {

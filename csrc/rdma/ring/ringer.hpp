@@ -17,8 +17,8 @@ namespace deep_ep::rdma {
 /// for those a lap ahead.
 class Ringer {
  public:
-  /// What kernels publish at `pair.doorbell` goes to the record, and is rung by the device's register `reg`. All rings
-  /// come before start().
+  /// What kernels publish at `pair.doorbell` goes to the record, and is rung by the device's register. All rings come
+  /// before start().
   void add(const RdmaQueuePair& pair, std::uint32_t* record, volatile std::uint64_t* reg) {
     rings_.push_back({pair.doorbell, record, reg, pair.number});
   }

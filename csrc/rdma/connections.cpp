@@ -120,17 +120,15 @@ AgreedWire AgreedWire::agree(Bootstrap& bootstrap, const Executor& executor, std
     mine.path = verbs::path_by(wire.settings, wire.nics[0]);
     mine.num_nics = static_cast<int>(wire.nics.size());
     mine.keeps_to_path = rdma::keeps_to_path(wire.nics);
-    for (const NicAssignment& nic : wire.nics) mine.bytes_per_ns += nic.of_port().rate_gbps / 8;
+    double gbps = 0;
+    for (const NicAssignment& nic : wire.nics) gbps += nic.of_port().rate_gbps;
+    if (gbps > 0) mine.bytes_per_ns = gbps / 8;
   });
   std::string why_local;
   wire.ranks = all_gather_values(bootstrap, mine);
   wire.kind = choose_wire(wire.ranks, why_local);
-  double slowest = 0;
-  for (const WireFacts& rank : wire.ranks) {
-    if (rank.bytes_per_ns > 0 && (slowest == 0 || rank.bytes_per_ns < slowest)) slowest = rank.bytes_per_ns;
-  }
-  if (wire.kind == WireKind::verbs) wire.num_nics = std::ranges::min(wire.ranks, {}, &WireFacts::num_nics).num_nics;
-  if (slowest != 0) wire.bytes_per_ns = slowest;
+  wire.bytes_per_ns = std::ranges::min(wire.ranks, {}, &WireFacts::bytes_per_ns).bytes_per_ns;
+  wire.num_nics = std::ranges::min(wire.ranks, {}, &WireFacts::num_nics).num_nics;
   wire.handler = wire.settings.nic_handler;
   if (wire.kind == WireKind::simulated && wire.handler != NicHandler::doorbell) wire.handler = NicHandler::gpu;
   // For the wire `local`, and for kernels on the CPU, there is no other.
@@ -175,9 +173,8 @@ MakeEnds ends_of(const std::shared_ptr<Executor>& executor, const SymmetricHeap&
 /// Collective. Clears the rail_width of sets whose peers are all reached at their own NICs.
 void keep_to_rails(Bootstrap& bootstrap, std::span<ConnectionOptions> sets, const AgreedWire& wire,
                    const MakeEnds& make) {
-  const auto found = std::ranges::find_if(sets, [](const ConnectionOptions& set) { return set.rail_width > 1; });
-  const int width = found == sets.end() ? 0 : found->rail_width;
-  Choice rail_only = width == 0 ? Choice::no : wire.settings.rail_only;
+  const int width = std::ranges::max(sets, {}, &ConnectionOptions::rail_width).rail_width;
+  Choice rail_only = width > 1 ? wire.settings.rail_only : Choice::no;
   std::string why;
   if (rail_only == Choice::automatic && wire.kind != WireKind::local) {
     why = why_unreached(bootstrap, width, /*by_landings=*/false, make);

@@ -29,8 +29,8 @@ struct WireFacts {
   Choice rail_only = Choice::automatic;
   std::array<char, 64> nic{};  ///< by which this rank, or one of its node, opens it; empty: none
   PathOptions path = {};
-  int num_nics = 0;
-  double bytes_per_ns = 0;             ///< of these; 0: not known
+  int num_nics = 1;
+  double bytes_per_ns = 50;            ///< of these; where it is not known, of 400 Gbit/s
   bool keeps_to_path = false;          ///< see keeps_to_path()
   std::array<char, 400> why_no_nic{};  ///< empty: it has one
 };
@@ -47,8 +47,8 @@ struct AgreedWire {
   RdmaSettings settings;
   std::vector<NicAssignment> nics;  ///< of this rank, for WireKind::verbs
   std::vector<WireFacts> ranks;
-  double bytes_per_ns = 50;  ///< of the slowest rank's NICs; where that is not known, of 400 Gbit/s
-  int num_nics = 1;          ///< of a rank, for its channels in turn: as many as each rank has
+  double bytes_per_ns = 0;  ///< of the slowest rank's NICs
+  int num_nics = 1;         ///< of a rank, for its channels in turn: as many as each rank has
 
   /// Collective. `processes`: of each rank. `settings`: by default those of the environment, where one rank's may be
   /// wrong while the others' are not. Throws on every rank: InvalidArgument for settings out of range, RankMismatch if

@@ -163,12 +163,9 @@ class Buffer(NativeOwner):
 
         Replaces those of ``remote_ranks`` that all ranks have left out with ``disconnect_ranks``, or whose processes have ended,
         by new processes that make a ``Buffer`` with ``tcp_store_group`` and the same sizes meanwhile; the others stay as they
-        are. Addresses and recorded graphs stay valid; handles and receive parts of calls before do not, and from here on there
-        are low-latency calls only. All ranks are unmasked; without ``activate`` the new ones stay masked here.
-
-        Needs ``enable_shrink``, ``set_tcp_store_group`` and ranks of one node. Raises ``TimeoutError`` if no process comes,
-        ``ValueError`` for a rank whose process lives, ``RankMismatch`` for a new process with other sizes. The buffer is as
-        before then, without the lost ranks. docs/how-to/replace-a-rank.md has all steps."""
+        are. From here on there are low-latency calls only. All ranks are unmasked; without ``activate`` the new ones stay masked
+        here. Needs ``enable_shrink``, ``set_tcp_store_group`` and ranks of one node. docs/how-to/replace-a-rank.md has all steps,
+        what stays valid, and the errors."""
         remote_ranks = self._remote(remote_ranks)
         gone = self._disconnected | set(self._native.metrics()["lost_ranks"])
         replaced = [remote for remote in remote_ranks if remote in gone]
@@ -239,10 +236,8 @@ class Buffer(NativeOwner):
         Args:
             offset: in **bytes**, as upstream does it; the view ends where the memory ends.
             size: the view's shape; by default everything, in one dimension.
-            use_rdma_buffer: the memory of low-latency calls (``num_rdma_bytes``). It may be filled with zeros while no
-                such call is under way on any rank, and hold anything from one ``clean_low_latency_buffer`` to the next.
-                Without ``low_latency_mode``, between nodes, ``num_rdma_bytes`` have become memory for received tensors;
-                that is what is shown then, only for looking.
+            use_rdma_buffer: the memory of low-latency calls (``num_rdma_bytes``), or, without ``low_latency_mode`` between
+                nodes, what those bytes have become. docs/reference/python.md says what may be done with it.
         """
         if not isinstance(dtype, torch.dtype):
             raise TypeError(f"dtype is of type {type_name(dtype)}, expected a torch.dtype")
@@ -429,9 +424,8 @@ class Buffer(NativeOwner):
         Returns:
             The rows ``[L, R * M, H]``: bfloat16, or (``float8_e4m3fn``, scales), scales float32 ``[L, R * M, H / 128]``
             (int32 ``[L, R * M, H / 512]`` with ``use_ue8m0``), the last two dimensions column-major; with ``use_nvfp4`` uint8
-            ``[R * M, H / 2, L]``, an expert's rows together, two values in a byte, the first in the lower half, and uint8 scales
-            ``[32, 4, R * M / 128 (rounded up), 4, H / 64, L]`` in the order in which tensor cores load them: scale ``c``
-            of row ``r`` of expert ``l`` is ``[r % 32, r // 32 % 4, r // 128, c % 4, c // 4, l]``;
+            ``[R * M, H / 2, L]`` and uint8 scales ``[32, 4, R * M / 128 (rounded up), 4, H / 64, L]``, whose order
+            docs/explanation/low-latency.md gives;
             ``recv_count`` ``[L]`` int32: rows ``0 .. recv_count[l] - 1`` of expert l are valid, by source rank, then by
             token; all others are undefined;
             the handle: ``src_info`` ``[L, R * M]`` int32, the token index at the source; ``layout_range`` ``[L, R]``

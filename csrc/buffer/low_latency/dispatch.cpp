@@ -129,8 +129,10 @@ LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& argument
                31);
   if (too_many_tokens(arguments)) params.num_tokens = 0;
 
-  plan.choose(setup.rdma() ? choices::dispatch_low_latency_rdma : choices::dispatch_low_latency, arguments.num_sms, 2,
-              setup);
+  plan.choose(params.weighted ? choices::dispatch_low_latency_weighted
+              : setup.rdma()  ? choices::dispatch_low_latency_rdma
+                              : choices::dispatch_low_latency,
+              arguments.num_sms, 2, setup);
   params.warps_per_row = warps_per_row(plan, setup);
   plan.plan_parts(arguments.return_recv_hook, setup, [&](LowLatencyPhase phase) { return plan_part(phase, plan); });
   return plan;

@@ -96,11 +96,13 @@ DEEP_EP_DEVICE void post_dispatch(DispatchSender<true>& sender) {
              [&](CallPoster<DispatchCall<true>>& poster) { post_to(sender, poster); });
 }
 
-/// kRdma: some ranks are reached by RDMA.
-template <bool kRdma>
+/// kRdma: some ranks are reached by RDMA. kWeighted: rows carry the weights of combine. As a run-time branch that costs
+/// dispatches of 128 tokens without weights 2 %.
+template <bool kRdma, bool kWeighted>
 DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::byte* memory) {
   const LowLatencyParams& common = params.common;
-  const LowLatencyRow row = params.row(kRdma && common.rail_width != 0);
+  LowLatencyRow row = params.row(kRdma && common.rail_width != 0);
+  row.weighted = kWeighted;
   const bool sending = sends(params.phase);
   const DispatchShared shared(Carver(memory), common.num_ranks, params.num_experts(), sending ? row.stage_bytes() : 0,
                               0);
@@ -166,5 +168,6 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
 
 }  // namespace deep_ep::device::low_latency
 
-DEEP_EP_DEFINE_KERNEL(dispatch_low_latency, deep_ep::device::low_latency::dispatch_body<false>)
-DEEP_EP_DEFINE_KERNEL(dispatch_low_latency_rdma, deep_ep::device::low_latency::dispatch_body<true>)
+DEEP_EP_DEFINE_KERNEL(dispatch_low_latency, (deep_ep::device::low_latency::dispatch_body<false, false>))
+DEEP_EP_DEFINE_KERNEL(dispatch_low_latency_weighted, (deep_ep::device::low_latency::dispatch_body<false, true>))
+DEEP_EP_DEFINE_KERNEL(dispatch_low_latency_rdma, (deep_ep::device::low_latency::dispatch_body<true, false>))

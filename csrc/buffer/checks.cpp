@@ -77,8 +77,11 @@ void check_alignment(const char* name, const ConstTensorView& tensor) {
   }
 }
 
-void check_token_count(const char* name, std::int64_t tokens, int num_ranks) {
-  check_range(name, tokens, 0, INT32_MAX / std::max(2, num_ranks));
+void check_token_count(const char* name, std::int64_t tokens, const NodeMembership& nodes) {
+  const auto ranks = static_cast<std::int64_t>(nodes.node.size());
+  check_range(name, tokens, 0,
+              std::min(INT32_MAX / std::max<std::int64_t>(2, ranks),
+                       std::int64_t{Progress::kMostPosition / static_cast<unsigned>(nodes.num_nodes)}));
 }
 
 void check_experts(const char* name, std::int64_t experts, int num_ranks, int most) {

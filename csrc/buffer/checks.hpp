@@ -5,6 +5,7 @@
 #include <initializer_list>
 #include <optional>
 
+#include "csrc/memory/node_membership.hpp"
 #include "deep_ep/error.hpp"
 #include "deep_ep/tensor.hpp"
 #include "kernels/normal/params.hpp"
@@ -34,8 +35,8 @@ void check_row_bytes(const char* name, const ConstTensorView& tensor);
 /// It starts at a multiple of 16.
 void check_alignment(const char* name, const ConstTensorView& tensor);
 
-/// That many rows of each rank can be counted in 31 bits.
-void check_token_count(const char* name, std::int64_t tokens, int num_ranks);
+/// That many rows of each rank can be counted in 31 bits, and those of one rank of each node are positions of Progress.
+void check_token_count(const char* name, std::int64_t tokens, const NodeMembership& nodes);
 
 /// All ranks own equally many, `most` at most.
 void check_experts(const char* name, std::int64_t experts, int num_ranks, int most);

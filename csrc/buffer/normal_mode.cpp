@@ -167,7 +167,7 @@ void check_sent_rows(const DispatchArguments& arguments, const Runtime& runtime)
   const ConstTensorView& x = arguments.x;
   check_tensor("x", x, runtime.device(), {}, {kAnySize, kAnySize});
   check_row_bytes("x", x);
-  check_token_count("number of tokens", x.size(0), runtime.num_ranks());
+  check_token_count("number of tokens", x.size(0), runtime.nodes());
   if (const auto& scales = arguments.x_scales) {
     check_strided_tensor("x_scales", *scales, runtime.device(), {DType::float32, DType::int32}, {x.size(0), kAnySize});
     check_range("width of x_scales", scales->size(1), 0, INT32_MAX / 4);
@@ -352,7 +352,7 @@ DispatchLayout Buffer::get_dispatch_layout(const ConstTensorView& topk_idx, int 
   const BufferCall in(runtime_, "get_dispatch_layout");
   const int num_ranks = in->num_ranks();
   check_tensor("topk_idx", topk_idx, in->device(), {DType::int32, DType::int64}, {kAnySize, kAnySize});
-  check_token_count("number of tokens", topk_idx.size(0), num_ranks);
+  check_token_count("number of tokens", topk_idx.size(0), in->nodes());
   check_range("width of topk_idx", topk_idx.size(1), 0, INT32_MAX);
   check_experts("num_experts", num_experts, num_ranks, in->options().max_local_experts);
   CallScope scope = in->begin(call);

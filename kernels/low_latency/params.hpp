@@ -149,7 +149,7 @@ constexpr int kNvfp4ScaleChannels = 16;  ///< a scale is a byte: four of them in
 struct LowLatencyRow {
   int hidden, num_topk;
   LowLatencyFormat format;
-  bool by_rails, weighted;
+  bool by_rails = false, weighted = false;
 
   DEEP_EP_HOST_DEVICE bool scaled() const { return format != LowLatencyFormat::bf16; }
   DEEP_EP_HOST_DEVICE bool nvfp4() const { return format == LowLatencyFormat::nvfp4; }

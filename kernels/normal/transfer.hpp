@@ -206,7 +206,8 @@ DEEP_EP_DEVICE std::int64_t rows_before(const NodeGrid& grid, const std::int32_t
 DEEP_EP_DEVICE std::uint64_t rail_shape(const TransferParams& params, std::uint64_t call, int rows_to_rail,
                                         int rows_from_rail) {
   const std::uint32_t rows = combine_shapes(params.shape, static_cast<std::uint32_t>(rows_to_rail));
-  return Progress::at(call + 1, combine_shapes(rows, static_cast<std::uint32_t>(rows_from_rail)));
+  const std::uint32_t shape = combine_shapes(rows, static_cast<std::uint32_t>(rows_from_rail));
+  return Progress::at(call + 1, shape >> (32 - Progress::kPositionBits));
 }
 /// The word that the rail in other node `number` sends by each lane ahead of its rows, and the value that it must have.
 DEEP_EP_DEVICE const std::uint64_t* shape_of(const TransferParams& params, int number, int lane) {

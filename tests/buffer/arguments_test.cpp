@@ -95,6 +95,8 @@ TEST_P(ArgumentsTest, Dispatch) {
     };
     refuses("x", "rows of 56 bytes", [](Arguments& a) { sized<1, 56>(a.x); });
     refuses("x", "rows of 0 bytes", [](Arguments& a) { sized<1, 0>(a.x); });
+    refuses("number of tokens is 16777216, allowed: 0 to 16777215", "more than positions",
+            [](Arguments& a) { sized<0, 1 << 24>(a.x); });
     refuses("is_token_in_rank", "missing", [](Arguments& a) { a.is_token_in_rank = {}; });
     refuses("is_token_in_rank", "3 wide", [](Arguments& a) { sized<1, 3>(a.is_token_in_rank); });
     refuses("num_tokens_per_expert", "missing", [](Arguments& a) { a.num_tokens_per_expert = {}; });

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "kernels/common/carver.hpp"
+#include "kernels/common/messages.hpp"
 #include "kernels/common/topk.hpp"
 #include "kernels/common/wait.hpp"
 #include "tests/kernels/probes/common_probe.hpp"
@@ -92,6 +93,14 @@ TEST(Wait, ThatExpiresIsOnRecordAndCallsOffTheOthers) {
     EXPECT_NE(wait.abort[0], 0u);
     EXPECT_EQ(wait.faults[1].written, 0u);
   });
+}
+
+TEST(Progress, ACallAfterWeeksIsALaterOne) {
+  for (const int bits : {0, 20, 31, 32, 39}) {
+    const std::uint64_t call = std::uint64_t{1} << bits;
+    EXPECT_GT(Progress::at(call), Progress::at(call - 1, Progress::kMostPosition)) << bits;
+    EXPECT_EQ(Progress::call_of(Progress::at(call, Progress::kMostPosition)), call) << bits;
+  }
 }
 
 TEST(Wait, WithoutDeadlineLeavesWhenTheCallIsCalledOff) {

@@ -143,7 +143,7 @@ ElasticReturn send_back(const ElasticCombineArguments& arguments, const NormalMo
   }
 
   const std::int64_t sent = back.x.size(0);
-  check_token_count("number of rows in x", sent, runtime.num_ranks());
+  check_token_count("number of rows in x", sent, runtime.nodes());
   const int ranks = runtime.num_ranks(), columns = arguments.topk_weights ? 1 + metadata.num_topk : 1;
   AddressRowsParams params{};
   Tensor counts, is_sent, beside;

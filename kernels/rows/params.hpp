@@ -38,15 +38,22 @@ struct SumRowsParams {
   /// each: token * num_topk + selection, then weights; and there is a sum for each token.
   RowMetadata metadata;
   const std::byte* bias[2];
-  std::byte* sums;          ///< out
+  std::byte* sums;          ///< out; nullptr: rows go back as they are
   std::uint32_t row_bytes;  ///< multiple of 16
+  bool each_selection;      ///< each selection's row goes back; else one for each received row
+
+  // Of rows that go back, the sums or those that `each_selection` says.
+  int num_ranks;
+  int max_tokens;
+  const float* sent_weights;       ///< [num_rows] with `sums`, else [num_rows, num_topk]; nullptr: none
+  std::int32_t* beside;            ///< out, what travels beside each; nullptr: none go
+  std::uint8_t* is_token_in_rank;  ///< out, of each, [num_ranks]; 0 before
 
   // Of rows that came back.
   std::int32_t* row_of;  ///< [num_tokens, num_topk]: what the first kernel tells the second; nullptr: none came back
   TopkIndices topk_idx;  ///< [num_tokens, num_topk]
   std::int64_t num_tokens;
-  int num_experts;  ///< of each rank
-  bool each_selection;
+  int num_experts;        ///< of each rank
   std::int32_t* weights;  ///< out, bits of [num_tokens, num_topk]; nullptr: not wanted
 };
 
@@ -155,20 +162,6 @@ struct SpreadRowsParams {
   int alignment;
 
   PipeShape pipe;  ///< of a warp, in shared memory
-};
-
-struct AddressRowsParams {
-  RowMetadata metadata;
-  int num_ranks;
-  int max_tokens;
-  bool each_selection;    ///< each row goes that the metadata names; else a row for each received one
-  std::int64_t num_sent;  ///< rows that may travel
-  const float* weights;   ///< nullptr: none; not with `each_selection`
-  bool weights_of_slots;  ///< [num_weights], for rows of the expanded layout; else [num_rows, num_topk]
-  std::int64_t num_weights;
-  std::int32_t* beside;  ///< out, [num_sent, columns]: token * num_topk + selection, then weights
-  int columns;
-  std::uint8_t* is_token_in_rank;  ///< out, [num_sent, num_ranks]; 0 before
 };
 
 }  // namespace deep_ep

@@ -1,6 +1,6 @@
 // Sums of rows, each of the rows that the lanes of a warp find: those of the expanded layout that a received row has,
 // or those that came back for a token. A warp adds a piece of a sum, so that a few rows keep the whole device busy,
-// too.
+// too. Of rows that go back to their tokens' ranks it also says to which rank each goes, and what travels beside it.
 #include "kernels/common/row_sum.hpp"
 #include "kernels/kernel_list.hpp"
 #include "kernels/primitives/launch.hpp"
@@ -37,6 +37,38 @@ DEEP_EP_DEVICE std::int64_t returned_row(const SumRowsParams& params, std::int64
   return row;
 }
 
+/// By a lane: the weight of selection k of a received row that goes back.
+DEEP_EP_DEVICE float sent_weight(const SumRowsParams& params, std::int64_t row, int k) {
+  if (params.sums == nullptr) return load_weak(params.sent_weights + row * params.metadata.num_topk + k);
+  const std::int32_t slot = load_weak(params.metadata.slots(row) + k);
+  return slot >= 0 && slot < params.num_rows ? load_weak(params.sent_weights + slot) : 0.0f;
+}
+
+/// By a whole warp: what is said of the rows that go back for a received one.
+DEEP_EP_DEVICE void address(const SumRowsParams& params, std::int64_t row) {
+  const int num_topk = params.metadata.num_topk, lane = lane_index();
+  const std::int32_t origin = load_weak(params.metadata.row(row));
+  const std::int32_t source = origin < 0 ? -1 : origin / params.max_tokens;
+  if (source < 0 || source >= params.num_ranks) return;
+  // The row that the lane sends, and the selection that it belongs to: the lane's own, or the last one.
+  std::int64_t sent = lane == 0 ? row : -1;
+  int selection = lane;
+  if (params.each_selection) {
+    sent = lane < num_topk ? load_weak(params.metadata.slots(row) + lane) : -1;
+    if (sent >= params.num_rows) return;
+  } else if (lane == 0) {
+    selection = load_weak(params.metadata.row(row) + 1) % num_topk;
+  }
+  const int columns = params.sent_weights != nullptr ? 1 + num_topk : 1;
+  if (sent >= 0) {
+    params.is_token_in_rank[sent * params.num_ranks + source] = 1;
+    params.beside[sent * columns] = (origin - source * params.max_tokens) * num_topk + selection;
+  }
+  if (params.sent_weights != nullptr && lane < num_topk) {
+    reinterpret_cast<float*>(params.beside + row * columns)[1 + lane] = sent_weight(params, row, lane);
+  }
+}
+
 /// By a whole warp: what begins `offset` bytes into sum `number`: biases, then rows in the order of the lanes.
 DEEP_EP_DEVICE void sum_piece(const SumRowsParams& params, std::int64_t num_rows, std::int64_t number,
                               std::uint32_t offset) {
@@ -63,11 +95,15 @@ DEEP_EP_DEVICE void sum_rows_body(const SumRowsParams& params, std::byte* /*shar
   const bool returned = params.row_of != nullptr;
   const std::int64_t valid = params.metadata.valid();
   const std::int64_t sums = returned ? params.num_tokens : valid, num_rows = returned ? valid : params.num_rows;
-  const std::int64_t pieces = (params.row_bytes + RowSum::kPieceBytes - 1) / RowSum::kPieceBytes;
+  const std::int64_t pieces =
+      params.sums == nullptr ? 1 : (params.row_bytes + RowSum::kPieceBytes - 1) / RowSum::kPieceBytes;
   const std::int64_t warps = std::int64_t{grid_blocks()} * block_warps();
   for (std::int64_t unit = std::int64_t{block_index()} * block_warps() + warp_index(); unit < sums * pieces;
        unit += warps) {
-    sum_piece(params, num_rows, unit / pieces, static_cast<std::uint32_t>(unit % pieces) * RowSum::kPieceBytes);
+    const std::int64_t number = unit / pieces;
+    const auto offset = static_cast<std::uint32_t>(unit % pieces) * RowSum::kPieceBytes;
+    if (offset == 0 && params.beside != nullptr) address(params, number);
+    if (params.sums != nullptr) sum_piece(params, num_rows, number, offset);
   }
 }
 

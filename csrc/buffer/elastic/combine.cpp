@@ -112,10 +112,10 @@ void launch(const KernelChoice<Params>& kernel, const Params& params, std::int64
   runtime.launch(kernel, params, {blocks, warps * 32, 0}, scope);
 }
 
-/// How many warps have something to add to so many sums of rows.
+/// How many warps have something to do for so many sums of rows, also of none.
 std::int64_t pieces_of_sums(std::int64_t sums, std::int64_t row_bytes) {
   constexpr std::int64_t kBytesOfWarp = 512;
-  return sums * ((row_bytes + kBytesOfWarp - 1) / kBytesOfWarp);
+  return sums * std::max<std::int64_t>(1, (row_bytes + kBytesOfWarp - 1) / kBytesOfWarp);
 }
 
 void hand_out_return(const ElasticReturn& back, const CallScope& scope) {
@@ -127,25 +127,26 @@ ElasticReturn send_back(const ElasticCombineArguments& arguments, const NormalMo
   const Runtime& runtime = mode.runtime;
   const Device device = runtime.device();
   const RowMetadata metadata = row_metadata(arguments.metadata, arguments.source_ends, device);
+  const int ranks = runtime.num_ranks(), columns = arguments.topk_weights ? 1 + metadata.num_topk : 1;
+  SumRowsParams params{};
+  params.rows = arguments.x.as<std::byte>();
+  params.num_rows = arguments.x.size(0);
+  params.metadata = metadata;
+  params.each_selection = arguments.each_selection;
+  params.num_ranks = ranks;
+  params.max_tokens = arguments.max_tokens;
+  params.sent_weights = memory_of<float>(arguments.topk_weights);
   DispatchArguments back;
   back.x = arguments.x;
   Tensor sums;
   if (arguments.expanded && !arguments.each_selection) {
     sums = scope.pool_tensor(unplaced(device, DType::bfloat16, {metadata.num_rows, arguments.x.size(1)}));
-    SumRowsParams params{};
-    params.rows = arguments.x.as<std::byte>();
-    params.num_rows = arguments.x.size(0);
-    params.metadata = metadata;
     params.sums = sums.as<std::byte>();
     params.row_bytes = static_cast<std::uint32_t>(arguments.x.size(1) * 2);
-    launch(choices::sum_rows, params, pieces_of_sums(metadata.num_rows, params.row_bytes), runtime, scope);
     back.x = sums.view();
   }
-
   const std::int64_t sent = back.x.size(0);
   check_token_count("number of rows in x", sent, runtime.nodes());
-  const int ranks = runtime.num_ranks(), columns = arguments.topk_weights ? 1 + metadata.num_topk : 1;
-  AddressRowsParams params{};
   Tensor counts, is_sent, beside;
   WantedTensors tables(device);
   tables.add(counts, nullptr, DType::int32, {ranks});
@@ -154,18 +155,7 @@ ElasticReturn send_back(const ElasticCombineArguments& arguments, const NormalMo
   scope.make_tables(tables);
   const auto before = static_cast<std::size_t>(is_sent.as<std::byte>() - counts.as<std::byte>());
   runtime.executor()->fill(counts.data(), 0, before + is_sent.view().bytes(), scope.stream());
-  params.metadata = metadata;
-  params.num_ranks = ranks;
-  params.max_tokens = arguments.max_tokens;
-  params.each_selection = arguments.each_selection;
-  params.num_sent = sent;
-  if (arguments.topk_weights) {
-    params.weights = arguments.topk_weights->as<float>();
-    params.weights_of_slots = arguments.expanded;
-    params.num_weights = arguments.topk_weights->size(0);
-  }
-  params.columns = columns;
-  launch(choices::address_rows, params, metadata.num_rows, runtime, scope);
+  launch(choices::sum_rows, params, pieces_of_sums(metadata.num_rows, params.row_bytes), runtime, scope);
 
   back.x_scales = beside.view();
   back.num_tokens_per_expert = counts.view();

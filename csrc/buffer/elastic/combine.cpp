@@ -7,6 +7,7 @@
 #include "csrc/buffer/elastic/elastic.hpp"
 #include "csrc/executor/kernel_table.hpp"
 #include "csrc/support/format.hpp"
+#include "kernels/common/row_sum.hpp"
 #include "kernels/elastic/params.hpp"
 
 namespace deep_ep {
@@ -46,6 +47,12 @@ void check_arguments(const ElasticCombineArguments& arguments, const Runtime& ru
   check_sms(arguments.num_sms);
 }
 
+/// Of a row: a warp adds a piece at once.
+int pieces_of(std::uint32_t row_bytes) {
+  constexpr std::uint32_t kPieceBytes = device::RowSum::kPieceBytes;
+  return static_cast<int>((row_bytes + kPieceBytes - 1) / kPieceBytes);
+}
+
 // In a node.
 
 void plan_window(ElasticCombineParams& params, int max_tokens, const Runtime& runtime) {
@@ -62,8 +69,7 @@ void plan_window(ElasticCombineParams& params, int max_tokens, const Runtime& ru
   }
 }
 
-constexpr int kAddingBlocks = 2;   ///< that only add, for each block that pushes, as far as there are multiprocessors
-constexpr int kPieceBytes = 1024;  ///< of a row: what a warp adds at once
+constexpr int kAddingBlocks = 2;  ///< that only add, for each block that pushes, as far as there are multiprocessors
 
 LaunchShape plan_launch(ElasticCombineParams& params, int num_sms, const Runtime& runtime) {
   const LaunchPolicy& policy = runtime.policy();
@@ -86,7 +92,7 @@ LaunchShape plan_launch(ElasticCombineParams& params, int num_sms, const Runtime
   params.pushers = blocks * (warps - params.adding_warps);
   params.adders = adding_blocks * warps + blocks * params.adding_warps;
   const int adders = std::max(1, params.adders);
-  const int pieces = (static_cast<int>(params.row_bytes) + kPieceBytes - 1) / kPieceBytes;
+  const int pieces = pieces_of(params.row_bytes);
   // All adders have something to do. Many tokens are added whole, unless several rows of each lie on this rank: then
   // the first ones would take as long as all adders need to read theirs, and so would the last ones.
   const int of_many = params.expanded ? pieces : tokens >= 2 * adders ? 1 : 2;
@@ -110,12 +116,6 @@ void launch(const KernelChoice<Params>& kernel, const Params& params, std::int64
   const std::int64_t most = std::int64_t{policy.multiprocessors} * kBlocksOfMultiprocessor;
   const int blocks = static_cast<int>(std::min((units + warps - 1) / warps, most));
   runtime.launch(kernel, params, {blocks, warps * 32, 0}, scope);
-}
-
-/// How many warps have something to do for so many sums of rows, also of none.
-std::int64_t pieces_of_sums(std::int64_t sums, std::int64_t row_bytes) {
-  constexpr std::int64_t kBytesOfWarp = 512;
-  return sums * std::max<std::int64_t>(1, (row_bytes + kBytesOfWarp - 1) / kBytesOfWarp);
 }
 
 void hand_out_return(const ElasticReturn& back, const CallScope& scope) {
@@ -155,7 +155,7 @@ ElasticReturn send_back(const ElasticCombineArguments& arguments, const NormalMo
   scope.make_tables(tables);
   const auto before = static_cast<std::size_t>(is_sent.as<std::byte>() - counts.as<std::byte>());
   runtime.executor()->fill(counts.data(), 0, before + is_sent.view().bytes(), scope.stream());
-  launch(choices::sum_rows, params, pieces_of_sums(metadata.num_rows, params.row_bytes), runtime, scope);
+  launch(choices::sum_rows, params, metadata.num_rows * std::max(1, pieces_of(params.row_bytes)), runtime, scope);
 
   back.x_scales = beside.view();
   back.num_tokens_per_expert = counts.view();
@@ -195,7 +195,7 @@ CombineResult sum_returned(const ElasticReturn& back, const Runtime& runtime, co
   CombineResult result =
       make_sums(back.rows.view(), tokens, arguments.topk_weights ? topk : 0, &params.sums, &params.weights, scope);
   if (tokens != 0) launch(choices::find_returned_rows, params, (params.num_rows + 31) / 32, runtime, scope);
-  launch(choices::sum_rows, params, pieces_of_sums(tokens, params.row_bytes), runtime, scope);
+  launch(choices::sum_rows, params, tokens * pieces_of(params.row_bytes), runtime, scope);
   return result;
 }
 

@@ -456,7 +456,8 @@ class FrameworkResults final : public ResultTensors {
     const bool gpu = wanted[0].device.kind == Device::Kind::cuda, by_other = gpu && order.other;
     const bool on_other = gpu && current_stream(wanted[0].device) != order.stream;
     if (heap) {
-      if (skip_ > 0) return --skip_, std::vector<Tensor>();
+      auto& [skip, in_vain] = questions_[order.stream];
+      if (skip > 0) return --skip, std::vector<Tensor>();
       const SetWithin segments(current_heap, heap);
       const py::object tensors = helper.attr("make_in_heap")(
           describe(wanted), reinterpret_cast<std::uintptr_t>(order.stream), on_other, by_other, heap->largest_free());
@@ -464,8 +465,8 @@ class FrameworkResults final : public ResultTensors {
       // PyTorch takes them from elsewhere where its allocator is set to do so, or where the program uses another pool.
       const auto inside = [&](const Tensor& tensor) { return heap->contains(tensor.data()); };
       const bool missed = made.empty() || !std::ranges::all_of(made, inside);
-      skip_ = missed ? in_vain_ : 0;
-      in_vain_ = missed ? std::min(2 * in_vain_ + 1, kMostSkipped) : 0;
+      skip = missed ? in_vain : 0;
+      in_vain = missed ? std::min(2 * in_vain + 1, kMostSkipped) : 0;
       return made;
     }
     try {
@@ -499,9 +500,13 @@ class FrameworkResults final : public ResultTensors {
 
   std::shared_ptr<PyObject> helper_;
   /// Calls that do not ask for memory of the heap, now and where there is none again: PyTorch has looked everywhere,
-  /// which takes long, and tells those who observe it. So it is asked less and less often.
+  /// which takes long, and tells those who observe it. So it is asked less and less often, of each stream by itself:
+  /// PyTorch keeps the memory of one from the others.
   static constexpr int kMostSkipped = 63;
-  int skip_ = 0, in_vain_ = 0;
+  struct Questions {
+    int skip = 0, in_vain = 0;
+  };
+  std::unordered_map<StreamHandle, Questions> questions_;
 };
 
 }  // namespace

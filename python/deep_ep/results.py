@@ -60,8 +60,7 @@ class Results:
         """The same in the heap, of which ``largest`` bytes are free in one piece; ``None``: it has no room, or this PyTorch, as
         it is set, has no pools. ``stream``: the handle of that stream. The native buffer sees to it that the pool's segments
         come from the heap."""
-        # Pools of PyTorch before 2.8 take what other threads allocate at the same time.
-        if self._device.type != "cuda" or not hasattr(torch._C, "_cuda_beginAllocateCurrentThreadToPool"):
+        if self._device.type != "cuda" or not _has_pools():
             return None
         try:
             if self._pool is None:
@@ -81,6 +80,11 @@ class Results:
         # Set so, the allocator does not cut large blocks.
         cuts = torch.cuda.memory_stats(self._device).get("max_split_size", -1) < 0
         return segment if cuts and segment <= largest else 0
+
+
+def _has_pools() -> bool:
+    """PyTorch 2.8 and later. Pools of older versions take what other threads allocate at the same time."""
+    return hasattr(torch._C, "_cuda_beginAllocateCurrentThreadToPool")
 
 
 @functools.lru_cache(maxsize=None)

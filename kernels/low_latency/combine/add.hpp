@@ -157,9 +157,11 @@ struct CombineAdder {
       for (int first = 0; first < terms.count; first += kTogether) {
         Lines lines;
         if (!await(token, terms, first, line, measures(unit), lines)) return false;
-        // As in dispatch: few rows, so the block has no other token, and no other row to push.
+        // As in dispatch: few rows, so the block has no other token, and no other row to push. Some of each row is
+        // here. In the last block a warp may still wait until all ranks have begun.
         const bool few = params.warps_per_row == block_warps() && params.common.mask == nullptr;
-        if (!kRdma && few) block::let_next_kernel_start();
+        const bool all = first + kTogether >= terms.count && block_index() + 1 != grid_blocks();
+        if (!kRdma && few && all) block::let_next_kernel_start();
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) {
           if (first + i >= terms.count) continue;

@@ -36,7 +36,7 @@ class LowLatencyRank {
   // Each throws Error at the first difference from what the oracle says.
   /// Every valid row with its scales, counts, ranges and token indices, bit for bit.
   void check_dispatched(oracle::RowFormat format, const LowLatencyDispatchResult& result);
-  /// Every sum, as far as roundings explain.
+  /// Every sum, bit for bit; of calls with hooks, and where rows may go by rails, as far as roundings explain.
   void check_combined(const LowLatencyCombineResult& result);
 
   /// Collective; the object must not be used any more.

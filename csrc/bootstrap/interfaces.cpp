@@ -19,7 +19,7 @@ SocketAddress own_address(const SocketChoice& choice) {
 }
 
 SocketAddress own_address(const SocketChoice& choice, const ifaddrs* list) {
-  SocketAddress last;
+  SocketAddress last, loopback;
   for (const ifaddrs* one = list; one != nullptr; one = one->ifa_next) {
     if (one->ifa_addr == nullptr || (one->ifa_flags & IFF_UP) == 0) continue;
     const int family = one->ifa_addr->sa_family;
@@ -30,11 +30,12 @@ SocketAddress own_address(const SocketChoice& choice, const ifaddrs* list) {
     const bool link_local =
         family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6&>(found.at).sin6_addr);
     if (link_local || !choice.interfaces.allows(one->ifa_name)) continue;
-    const bool runs = (one->ifa_flags & IFF_RUNNING) != 0 && (one->ifa_flags & IFF_LOOPBACK) == 0;
-    if (runs && !std::string_view(one->ifa_name).starts_with("docker")) return found;
-    if (last.size == 0) last = found;
+    const bool loops = (one->ifa_flags & IFF_LOOPBACK) != 0, runs = (one->ifa_flags & IFF_RUNNING) != 0;
+    if (runs && !loops && !std::string_view(one->ifa_name).starts_with("docker")) return found;
+    SocketAddress& later = loops ? loopback : last;
+    if (later.size == 0) later = found;
   }
-  return last;
+  return last.size != 0 ? last : loopback;
 }
 
 DeviceFilter parse_interfaces(const environment::Value& value) {

@@ -20,8 +20,8 @@ DeviceFilter parse_interfaces(const environment::Value& value);
 /// InvalidArgument where an own variable is wrong.
 SocketChoice read_socket_choice(const environment::Source& source = environment::of_process);
 
-/// By which other hosts may call: of the first interface that is up and allowed. Loopback, the bridges of Docker, which
-/// have one address on many hosts, and interfaces without a carrier come last, for where there is nothing else; size 0:
+/// By which other hosts may call: of the first interface that is up and allowed. Those without a carrier, and the
+/// bridges of Docker, which have one address on many hosts, come after all others, and loopback comes last; size 0:
 /// there is none at all.
 SocketAddress own_address(const SocketChoice& choice);
 /// Of a list as getifaddrs() gives it.

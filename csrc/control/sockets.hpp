@@ -16,7 +16,7 @@ struct PortRange {
 /// "40000" or "40000-40100". InvalidArgument says what is allowed.
 PortRange parse_ports(std::string_view text);
 
-/// On the interface of DEEP_EP_SOCKET_IFNAME, else the first that is up. SystemError names address and ports.
+/// On the interface that own_address() chooses. SystemError names address and ports.
 UniqueFd listen_by_tcp(const PortRange& ports, SocketAddress& address);
 
 }  // namespace deep_ep::control

@@ -49,7 +49,9 @@ constexpr std::array kVariables = {
              .type = Type::number,
              .default_value = "100",
              .allowed = "seconds, 0 = wait for ever",
-             .help = "how long a rank waits for another one before TimeoutError, unless the program sets it"},
+             .help =
+                 "how long a rank waits for another one before TimeoutError, unless the program sets it; with masking "
+                 "equal on all ranks"},
     Variable{.names = {"DEEP_EP_NVLINK", "NVSHMEM_DISABLE_P2P", "NCCL_P2P_DISABLE"},
              .default_value = "on",
              .choices = "on|off",
@@ -65,11 +67,11 @@ constexpr std::array kVariables = {
     Variable{
         .names = {"DEEP_EP_SOCKET_IFNAME", "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", "NCCL_SOCKET_IFNAME",
                   "GLOO_SOCKET_IFNAME"},
-        .allowed = "[^][=]<interface>,...; ^ = all but these; empty = the first that is up",
+        .allowed = "[^][=]<interface>,...; ^ = all but these; empty = the first that other hosts reach",
         .help =
-            "network interfaces of which the first that is up takes control connections from other hosts; names are "
-            "beginnings of names unless = stands in front (in GLOO_SOCKET_IFNAME they are whole). The route decides "
-            "by which interface ranks call rank 0"},
+            "network interfaces of which the first takes control connections from other hosts; those without a carrier "
+            "and Docker's bridges come after all others, loopback last. Names are beginnings of names unless = stands "
+            "in front (in GLOO_SOCKET_IFNAME they are whole). The route decides by which interface ranks call rank 0"},
     Variable{
         .names = {"DEEP_EP_SOCKET_FAMILY", "NVSHMEM_BOOTSTRAP_UID_SOCK_FAMILY", "NCCL_SOCKET_FAMILY"},
         .default_value = "",
@@ -88,7 +90,7 @@ constexpr std::array kVariables = {
     Variable{.names = {"DEEP_EP_CONTROL_PORTS"},
              .allowed = "<port> or <first>-<last>; empty = the system chooses",
              .help = "TCP ports of which each process takes one, where control connections go between hosts or network "
-                     "namespaces; on the interface of DEEP_EP_SOCKET_IFNAME, else the first that is up"},
+                     "namespaces; on an interface of DEEP_EP_SOCKET_IFNAME, which says how it is chosen"},
     Variable{.names = {"DEEP_EP_HOST_SEED"},
              .type = Type::unsigned_integer,
              .default_value = "0",

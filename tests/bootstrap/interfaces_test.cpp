@@ -82,7 +82,9 @@ TEST(Interfaces, WhatOtherHostsHardlyReachComesLast) {
       without_carrier{"eth0", 0}, runs{"eth1", IFF_RUNNING};
   EXPECT_EQ(called("", {lo, docker, without_carrier, runs}), "eth1");
   EXPECT_EQ(called("docker,eth0", {lo, docker, without_carrier, runs}), "docker0");
-  EXPECT_EQ(called("", {lo, without_carrier}), "lo");
+  EXPECT_EQ(called("", {lo, docker}), "docker0");
+  EXPECT_EQ(called("", {lo, without_carrier}), "eth0");
+  EXPECT_EQ(called("", {lo}), "lo");
   EXPECT_EQ(called("ib", {lo, runs}), "-");
 }
 

@@ -96,7 +96,7 @@ std::vector<std::byte> BufferExchanges::all_gather(std::span<const std::byte> mi
   if (over_) throw UseAfterDestroy("exchange of a buffer that this rank has left");
   const auto end_waits = [this] {
     if (end_waits_) end_waits_();
-    return false;
+    return InterruptScope::wanted();  // the caller's
   };
   end_waits();
   const InterruptScope waits(end_waits);

@@ -26,7 +26,12 @@ bool InterruptScope::wanted() {
   const auto now = std::chrono::steady_clock::now();
   if (now < current->next_) return false;
   current->next_ = now + kBetweenQuestions;
-  return current->wanted_();
+  struct Outside {  // the question may itself ask the scope around
+    Outside() : scope(std::exchange(current, current->outer_)) {}
+    ~Outside() { current = scope; }
+    InterruptScope* scope;
+  } const outside;
+  return outside.scope->wanted_();
 }
 
 }  // namespace deep_ep

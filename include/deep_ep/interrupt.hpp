@@ -16,7 +16,9 @@ class Interrupted : public Error {
 };
 
 /// While it lives, waits of this thread for kernels or other ranks ask `wanted` a few times a second whether to give
-/// up. If so, the call throws Interrupted. On GPUs a dispatch waits for counts; on the CPU check waits, too.
+/// up, also those of a bootstrap of this library. If so, the call throws Interrupted. Of scopes in one another only the
+/// inner one is asked; its `wanted` may pass the question on by `InterruptScope::wanted()`. On GPUs a dispatch waits
+/// for counts; on the CPU check waits, too.
 class InterruptScope {
  public:
   /// @param wanted says whether to give up; called by this thread, at most ten times a second.

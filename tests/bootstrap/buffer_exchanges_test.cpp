@@ -17,6 +17,7 @@
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "deep_ep/exchanges.hpp"
+#include "deep_ep/interrupt.hpp"
 #include "tests/cluster/processes.hpp"
 #include "tests/rdma/messages.hpp"
 #include "tests/support/time_scale.hpp"
@@ -167,6 +168,13 @@ TEST(BufferExchanges, AWaitEndsForARankThatWillNotCome) {
     message_of<PeerLeft>([&] { meet_others(buffer); });
     over = true;
   });
+}
+
+TEST(BufferExchanges, AWaitEndsWhereTheCallerWantsIt) {
+  const auto bootstraps = make_thread_bootstraps(2, long_patience());
+  BufferExchanges buffer(bootstraps[0]);
+  const InterruptScope scope([] { return true; });
+  EXPECT_EQ(message_of<Interrupted>([&] { meet_others(buffer); }), "a wait for other ranks was interrupted");
 }
 
 TEST(BufferExchanges, RanksThatHaveNotCountedAlikeAgreeOnANumber) {

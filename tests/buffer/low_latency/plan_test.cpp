@@ -168,6 +168,13 @@ TEST(LowLatencyPlan, NoMoreBlocksThanTheContextRuns) {
   }
 }
 
+TEST(LowLatencyPlan, OneSmIsTooFewForADispatch) {
+  const LowLatencySetup setup = low_latency_setup();
+  LowLatencyDispatchArguments arguments = dispatch_of(100, setup);
+  arguments.num_sms = 1;
+  EXPECT_EQ(plan_dispatch(arguments, setup).first.working_blocks, 2);
+}
+
 /// The kernel that the send part waits for has the other multiprocessors. The receive part has all.
 TEST(LowLatencyPlan, OverlapLeavesMultiprocessorsAlone) {
   LowLatencySetup setup = low_latency_setup();

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstddef>
 #include <span>
 #include <string_view>
@@ -57,7 +58,8 @@ auto numbers_of(const BufferOptions& options) {
       number("max_local_experts", options.max_local_experts),
       number("low_latency.bytes", low_latency.bytes),
       number("low_latency.masking", low_latency.masking),
-      number("timeout_s in ms, with masking,", low_latency.masking ? std::min(*options.timeout_s, 1e9) * 1e3 : 0),
+      number("the time-out in ms of a buffer with masking",
+             low_latency.masking ? std::ceil(std::min(*options.timeout_s, 1e9) * 1e3) : 0),
       number("low_latency.allow_nvlink", low_latency.allow_nvlink),
       number("low_latency.rails", low_latency.rails),
       number("low_latency.lanes", low_latency.lanes),

@@ -28,11 +28,14 @@ void check_atomics(const Backend& executor, const NodeMembership& nodes, std::ve
   }
   const int without = executor.first_without_atomics(devices);
   if (without < 0) return;
-  const auto name = [](const DeviceIdentity& device) { return fmt::format("{:02x}", fmt::join(device.uuid, "")); };
+  const auto name = [](const DeviceIdentity& device) {  // as nvidia-smi -L has it, behind "GPU-"
+    std::string digits = fmt::format("{:02x}", fmt::join(device.uuid, ""));
+    for (const std::size_t dash : {20, 16, 12, 8}) digits.insert(dash, 1, '-');
+    return digits;
+  };
   fail<Unsupported>(
-      "Buffer: GPU {} of rank {} cannot add atomically to memory of GPU {} of rank {}, allowed: GPUs of a node that "
-      "are "
-      "joined by NVLink, or heap_bytes 0 for low-latency calls alone",
+      "Buffer: GPU-{} of rank {} cannot add atomically to memory of GPU-{} of rank {}, allowed: GPUs of a node that "
+      "are joined by NVLink, or heap_bytes 0 for low-latency calls alone",
       name(executor.identity()), own, name(devices[static_cast<std::size_t>(without)]), without);
 }
 

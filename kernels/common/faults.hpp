@@ -21,8 +21,8 @@ namespace deep_ep {
   X(combine_credit, "room in its window (combine kernel)")                                                  \
   X(combine_done, "its confirmation that it has read our rows (combine kernel)")                            \
   X(barrier, "its arrival at the barrier (barrier kernel)")                                                 \
-  X(load_balance_call, "its arrival at the call (prefetch_weights or reduce_grads kernel)")                 \
-  X(load_balance_done, "its end of the call (prefetch_weights or reduce_grads kernel)")                     \
+  X(load_balance_call, "its arrival at the call (prefetch_weights or reduce_grads)")                        \
+  X(load_balance_done, "its end of the call (prefetch_weights or reduce_grads)")                            \
   X(low_latency_dispatch_credit, "its confirmation of the dispatch before the last (low-latency dispatch)") \
   X(low_latency_dispatch_counts, "its counts (low-latency dispatch)")                                       \
   X(low_latency_dispatch_rows, "a row (low-latency dispatch)")                                              \

@@ -162,8 +162,8 @@ class Buffer(NativeOwner):
         """Collective over all ranks that live, and over one new process for each rank to be replaced; the host waits.
 
         Replaces those of ``remote_ranks`` that all ranks have left out with ``disconnect_ranks``, or whose processes have ended,
-        by new processes that make a ``Buffer`` with ``tcp_store_group`` and the same sizes meanwhile; the others stay as they
-        are. From here on there are low-latency calls only. All ranks are unmasked; without ``activate`` the new ones stay masked
+        by new processes that make a ``Buffer`` with ``tcp_store_group``, the same sizes and the same time-out meanwhile; the
+        others stay as they are. From here on there are low-latency calls only. All ranks are unmasked; without ``activate`` the new ones stay masked
         here. Needs ``enable_shrink``, ``set_tcp_store_group`` and ranks of one node. docs/how-to/replace-a-rank.md has all steps,
         what stays valid, and the errors."""
         remote_ranks = self._remote(remote_ranks)

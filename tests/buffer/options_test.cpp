@@ -76,9 +76,9 @@ TEST_P(OptionsTest, RanksMustAgree) {
     BufferOptions options{.timeout_s = rank.rank() + 30.5};
     rank.own_buffer(options).destroy();
     options.low_latency = {.bytes = std::size_t{1} << 20, .masking = true};
-    require_throws<RankMismatch>([&] { rank.own_buffer(options); },
-                                 {"timeout_s in ms, with masking, is", "30500 on rank 0", "31500 on rank 1"},
-                                 "time-outs");
+    require_throws<RankMismatch>(
+        [&] { rank.own_buffer(options); },
+        {"the time-out in ms of a buffer with masking is", "30500 on rank 0", "31500 on rank 1"}, "time-outs");
   });
 }
 
@@ -144,8 +144,8 @@ TEST_P(OptionsTest, GpusWithoutAtomicsMakeNoNode) {
       Buffer(rank.bootstrap(), std::make_shared<WithoutAtomics>(rank), options).destroy();
     };
     const std::vector<std::string> words = {
-        "GPU a1000000000000000000000000000000 of rank 1 cannot add atomically to memory of GPU "
-        "a2000000000000000000000000000000 of rank 2, allowed: GPUs of a node that are joined by NVLink"};
+        "GPU-a1000000-0000-0000-0000-000000000000 of rank 1 cannot add atomically to memory of "
+        "GPU-a2000000-0000-0000-0000-000000000000 of rank 2, allowed: GPUs of a node that are joined by NVLink"};
     const auto with_window = [&] { make({.heap_bytes = 1 << 20}); };
     rank.rank() == 1 ? require_throws<Unsupported>(with_window, words, "the rank that finds it")
                      : require_throws<Error>(with_window, words, "other ranks");

@@ -34,7 +34,8 @@ _DEFAULT_TIMEOUT_S = 100
 class EPHandle:
     """The handle of a dispatch: it says to which places rows went. All attributes may be written; calls use what they find.
 
-    Symbols as in ``ElasticBuffer``. Without a host wait, sizes are the largest possible ones.
+    Symbols as in ``ElasticBuffer``. Without a host wait, sizes are the largest possible ones, and rows of
+    ``recv_src_metadata`` after the last valid one are undefined.
 
     Attributes:
         do_expand, num_experts, expert_alignment, num_max_tokens_per_rank, num_sms: of the dispatch.

@@ -68,13 +68,13 @@ class Fiber : public Context {
 
   ThreadState state;
   Block* block = nullptr;
-  const std::function<std::string()>* waits =
-      nullptr;  ///< for what, for the report when no thread can run; null: it can
+  /// For what, for the report when no thread can run; null: it can.
+  const std::function<std::string()>* waits = nullptr;
   bool finished = false;
   BulkStores copies;
   MeetingPoint past;  ///< what the thread knows of acquires
-  int meetings_of_poll =
-      0;  ///< 0: it works; otherwise it polls, and one less than this is how often it met its warp since its last pause
+  /// 0: it works; otherwise it polls, and one less than this is how often it met its warp since its last pause.
+  int meetings_of_poll = 0;
   bool returned = false;  ///< the kernel thread before this one came back from all that it called
   void* tsan_context = nullptr;
 

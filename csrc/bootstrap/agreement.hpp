@@ -19,8 +19,8 @@ namespace deep_ep {
 
 /// Runs `step` on this rank. When it fails anywhere, every rank throws: the ranks where it failed their own exception,
 /// the others a SystemError "<what> failed on rank 3: <its text>". The others learn of it in this call, or, over
-/// BufferExchanges, in their next exchange: there a step that goes well costs no exchange, and is no barrier. Such a
-/// step may have exchanges of its own: all that ranks do to make a buffer is one.
+/// BufferExchanges, in their next exchange: there a step that goes well costs no exchange, and is no barrier, and only
+/// there it may have exchanges of its own: all that ranks do to make a buffer is one step.
 void agree(Bootstrap& bootstrap, std::string_view what, const std::function<void()>& step);
 
 /// Runs `step` on this rank. Nothing: it has gone well on all ranks. Else the first rank where it has failed, and why:

@@ -44,9 +44,9 @@ class SymmetricHeap {
   /// Memory at the same addresses, with what it held. If it throws, the heap stays suspended.
   void resume(Bootstrap& bootstrap);
 
-  /// While no rank uses memory of another one: with new processes, which make a heap of as many bytes, in
-  /// the place of the ranks with `is_new`. Their memory is mapped where that of the ranks before them was. If it
-  /// throws, nothing of the other ranks has changed. @throws Unsupported where addresses cannot be kept.
+  /// While no rank uses memory of another one: with new processes, which make a heap of as many bytes, in the place of
+  /// the ranks with `is_new`. Their memory is mapped where that of the ranks before them was. If it throws, nothing of
+  /// the other ranks has changed. @throws Unsupported where addresses cannot be kept.
   void admit(Bootstrap& bootstrap, const std::vector<bool>& is_new);
 
  private:

@@ -88,7 +88,7 @@ struct LowLatencyDispatchArguments {
   /// With return_recv_hook: the owner of these tensors. The buffer keeps it until the hook, or a later call if the hook
   /// was dropped, has enqueued the receive part.
   std::shared_ptr<void> owner = {};
-  int num_sms = 0;  ///< SMs of this rank's call
+  int num_sms = 0;  ///< SMs of this rank's call, at least 2
 };
 
 /// The result of Buffer::low_latency_dispatch. With return_recv_hook the tensors are valid after the hook only.

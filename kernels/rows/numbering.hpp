@@ -56,7 +56,7 @@ struct SelectionNumberer {
   const int columns = params.columns(Tokens::kOfAllRanks);
 
   DEEP_EP_DEVICE int num_topk() const { return params.metadata.num_topk; }
-  // Of a local expert it is the expert's number.
+  // The column of a local expert is its number.
   DEEP_EP_DEVICE int column_of_rank(int rank) const { return params.num_experts + rank; }
   DEEP_EP_DEVICE int column_of_source(int source) const { return column_of_rank(params.num_ranks + source); }
   DEEP_EP_DEVICE std::int32_t* own() const {

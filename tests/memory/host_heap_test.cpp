@@ -68,7 +68,7 @@ TEST(HostHeap, ANewProcessTakesThePlaceOfAnother) {
     auto heap = make_heap(*bootstrap, 10000);
     check(exchange(*bootstrap, *heap), "before");
     const std::vector<std::byte*> before(heap->peers().begin(), heap->peers().end());
-    // As of a Buffer, where steps that go well cost no exchange: admit() leaves one of them out.
+    // As of a Buffer: a new rank makes its heap while the others admit it, by the same exchanges.
     const auto exchanges = make_buffer_exchanges(groups[static_cast<std::size_t>(rank)]);
     Bootstrap& group = *exchanges;
     if (rank == 2) {

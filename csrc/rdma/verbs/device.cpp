@@ -115,7 +115,7 @@ bool Device::has_failed() {
 
 ibv_port_attr Device::port() const {
   ibv_port_attr attributes{};
-  // The exported function fills all but the last field, which nothing here reads.
+  // The exported function fills the fields that are read here.
   require(name_,
           functions_.query_port(context(), static_cast<std::uint8_t>(path_.port),
                                 reinterpret_cast<_compat_ibv_port_attr*>(&attributes)),

@@ -255,7 +255,7 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   const CombineShared shared(Carver(memory), common.num_ranks, 0, held_up);
   const bool works = block_index() < common.working_blocks;
   const bool posts = kRdma && !works;
-  // What concerns all ranks, one block tells and waits for. If an SM is left for it, this block does nothing else.
+  // One block tells and awaits what concerns all ranks. If an SM is left for it, this block does nothing else.
   const bool tells = block_index() == (kRdma ? 0 : grid_blocks() - 1);
   const bool pushes = group < groups && works;
   const bool announces = kAnnounced && sends_part && works;

@@ -40,7 +40,7 @@ struct DevxDevice {
              std::size_t page_bytes = host_page_bytes());
 
   /// Gives the request to `thing` by a function of libmlx5. Unless the call and the firmware both succeed, SystemError
-  /// with device, command, errno, and the status and syndrome of the firmware's answer. So do the others below.
+  /// with device, command, errno, and the status and syndrome of the firmware's answer. So do create() and mac_of().
   template <class Thing>
   Mailbox ask(Thing* thing, int (*call)(Thing*, const void*, std::size_t, void*, std::size_t),
               const Request& request) const {

@@ -50,7 +50,7 @@ struct ExchangeHeader {
   std::uint64_t oldest = 0;  ///< the smallest number that this rank has not left; `newest + 1` if there is none
 
   static constexpr std::uint32_t kMagic = 0x50454544;  // "DEEP"
-  static constexpr std::uint16_t kVersion = 4;         ///< of what ranks tell each other in any memory
+  static constexpr std::uint16_t kVersion = 5;         ///< of what ranks tell each other in any memory
 
   /// The number is a proposal.
   bool is_proposal() const { return purpose == Purpose::making && step == 0; }

@@ -77,8 +77,8 @@ void Arena::merge_with_next(Pieces::iterator piece) {
   const auto next = std::next(piece);
   auto& [bytes, events] = piece->second;
   if (next == free_.end() || piece->first + bytes != next->first) return;
+  events.insert(events.end(), next->second.events.begin(), next->second.events.end());  // may throw: before any change
   bytes += next->second.bytes;
-  events.insert(events.end(), next->second.events.begin(), next->second.events.end());
   free_.erase(next);
   std::sort(events.begin(), events.end());
   events.erase(std::unique(events.begin(), events.end()), events.end());

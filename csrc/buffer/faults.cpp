@@ -94,17 +94,14 @@ std::optional<int> Faults::find_lost(int waited_for) const {
   }
 }
 
-std::string Faults::describe_failure() const {
+std::string Faults::describe_failure(int peer) const {
+  const std::uint32_t failed = __atomic_load_n(&words_->failed[peer], __ATOMIC_ACQUIRE);
+  if (failed == 0) return {};
   FaultRecord record{};
   record.kind = FaultKind::rdma_failed;
-  for (int peer = 0; words_ != nullptr && peer < initial_.num_ranks; ++peer) {
-    const std::uint32_t failed = __atomic_load_n(&words_->failed[peer], __ATOMIC_ACQUIRE);
-    if (failed == 0) continue;
-    record.peer = peer;
-    record.field = static_cast<std::int32_t>(failed - 1);
-    return rdma::describe_fault(rank_, record);
-  }
-  return {};
+  record.peer = peer;
+  record.field = static_cast<std::int32_t>(failed - 1);
+  return rdma::describe_fault(rank_, record);
 }
 
 void Faults::come_back() {
@@ -130,7 +127,10 @@ void Faults::raise(FaultRecord& fault) {
   if (fault.kind == FaultKind::rdma_failed) break_by<SystemError>(text);
   if (fault.kind == FaultKind::overflow) break_by<OutOfMemory>(text);
   if (breaks(fault)) break_by<RankMismatch>(text);
-  set_abort_words(0, calls_.comm_stream);
+  // Only normal mode's: where the others have masked this rank, that of low-latency calls stays until it comes back.
+  Executor& executor = *calls_.executor;
+  executor.fill(abort_.get(), 0, sizeof *abort_, calls_.comm_stream);
+  executor.synchronize(calls_.comm_stream);
   fault = FaultRecord{};
   throw RankMismatch(text);
 }
@@ -149,7 +149,9 @@ void Faults::raise_timeout(const FaultRecord& fault) {
   const std::string text = describe_fault(fault, rank_, timeout_s_, lost, why);
   // The rank waited for may itself wait for what was lost by a queue pair of this rank. With masking calls go on
   // without the peer, and a process that has ended takes its queue pairs along.
-  const std::string failure = initial_.masking == 0 && gone.empty() ? describe_failure() : "";
+  std::string failure;
+  const int peers = words_ != nullptr && initial_.masking == 0 && gone.empty() ? initial_.num_ranks : 0;
+  for (int peer = 0; failure.empty() && peer < peers; ++peer) failure = describe_failure(peer);
   if (!failure.empty()) break_by<SystemError>(failure + "; " + text);
   const std::string more = explain_();
   break_by<TimeoutError>(more.empty() ? text : text + ". " + more);

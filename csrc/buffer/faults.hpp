@@ -60,10 +60,15 @@ class Faults {
   bool broken() const;
   /// The others have masked this rank, and it has not come back.
   bool given_up() const;
+  /// Breaks the buffer: every later call throws E.
+  template <class E>
+  void break_later_calls(const std::string& why) {
+    broken_ = std::make_exception_ptr(E(why));
+  }
   /// Breaks the buffer: this and every later call throws E.
   template <class E>
   [[noreturn]] void break_by(const std::string& why) {
-    broken_ = std::make_exception_ptr(E(why));
+    break_later_calls<E>(why);
     std::rethrow_exception(broken_);
   }
   /// The caller does not want to wait any longer: kernels leave their waits, and this and every later call throws. On
@@ -71,8 +76,8 @@ class Faults {
   [[noreturn]] void break_by_interruption();
   /// In device memory: another word that ends waits, though nothing is on record.
   void add_abort_word(std::uint64_t* abort) { abort_words_.push_back(abort); }
-  /// A queue pair of this rank that has failed; empty: none has.
-  std::string describe_failure() const;
+  /// The failure of the queue pairs to `peer`; empty: none. With a control plane.
+  std::string describe_failure(int peer) const;
 
  private:
   [[noreturn]] void raise(FaultRecord& fault);

@@ -127,8 +127,8 @@ void LowLatency::log_masks() {
   const std::vector<control::LostRank> lost = membership.lost();
   for (; logged_ < lost.size(); ++logged_) {
     log::warn("{}", describe_masking(lost[logged_], membership.describe_end(lost[logged_].rank)));
-    const bool failed = lost[logged_].why == control::LostWhy::failed;
-    if (const std::string own = runtime_.faults().describe_failure(); failed && !own.empty()) log::warn("{}", own);
+    const std::string failure = runtime_.faults().describe_failure(lost[logged_].rank);
+    if (!failure.empty()) log::warn("{}", failure);
   }
 }
 
@@ -220,7 +220,8 @@ void Buffer::low_latency_resume() {
       mode.resume_together(exchanges);
     });
   } catch (const PeerLeft& left) {
-    in->faults().break_by<SystemError>(left.what());
+    in->faults().break_later_calls<SystemError>(left.what());
+    throw;
   }
 }
 
@@ -257,8 +258,9 @@ void LowLatency::reconnect(Bootstrap& ranks, std::uint64_t calls) try {
   executor.synchronize(runtime_.comm_stream());
 } catch (const Error& error) {
   // The old queue pairs are gone, and kernels would write where they were.
-  runtime_.faults().break_by<SystemError>(
+  runtime_.faults().break_later_calls<SystemError>(
       fmt::format("low_latency_resume made no new RDMA connections: {}", error.what()));
+  throw;
 }
 
 }  // namespace deep_ep

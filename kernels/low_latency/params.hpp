@@ -85,7 +85,8 @@ struct LowLatencyParams {
   int num_far = 0;
   int lanes = 1;           ///< to each far rank: queue pairs that rows take in turn, a power of two
   Divisor rail_width = 0;  ///< ranks of a node, where rows of this call go by rails; else 0
-  /// Blocks of the grid that do all but posting. Those behind them post to far ranks, over one lane in each warp.
+  /// Blocks of the grid that move rows. Those behind them post to far ranks, over one lane in each warp; where nobody
+  /// is far, there is at most one, and it tells the peers what concerns all of them.
   int working_blocks = 0;
   LowLatencyWindow window;
   LowLatencyStaging staging;          ///< where somebody is far
@@ -253,8 +254,11 @@ struct LowLatencyDispatchParams : LowLatencyCallParams {
   const float* combine_weights;  ///< [num_tokens, num_topk], if rows carry weights
   const float* global_scale;     ///< [1], of nvfp4; nullptr: 1
 
-  /// A row as it travels, directly or by rails.
-  DEEP_EP_HOST_DEVICE LowLatencyRow row(bool by_rails) const { return {hidden, num_topk, format, by_rails, weighted}; }
+  /// A row as it travels, directly or by rails. Kernels know by their kind whether it has weights, which `weighted`
+  /// says.
+  DEEP_EP_HOST_DEVICE LowLatencyRow row(bool by_rails, bool with_weights) const {
+    return {hidden, num_topk, format, by_rails, with_weights};
+  }
 
   // What is received: R = num_ranks, M = max_tokens, L = num_local_experts.
   DEEP_EP_HOST_DEVICE LowLatencyScales scale_layout() const { return {format, hidden, expert_rows()}; }

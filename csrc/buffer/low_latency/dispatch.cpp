@@ -24,12 +24,12 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyDispatchPlan& pl
   const int to_receive = receives(phase) ? params.expert_rows() : 0;
   LowLatencyPart part{.phase = phase};
   part.working_blocks = std::min(std::max(to_send, to_receive), plan.most_working_blocks);
-  // Acknowledges the call before.
+  // One more block acknowledges the call before, if an SM is left for it.
   const int telling = plan.posters == 0 && part.working_blocks < plan.most_working_blocks ? 1 : 0;
   const bool by_rails = params.common.rail_width != 0;
-  const device::low_latency::DispatchShared shared(Carver::without_memory(), ranks, params.num_experts(),
-                                                   sends(phase) ? params.row(by_rails).stage_bytes() : 0,
-                                                   plan.posters != 0 ? plan.warps : 0);
+  const device::low_latency::DispatchShared shared(
+      Carver::without_memory(), ranks, params.num_experts(),
+      sends(phase) ? params.row(by_rails, params.weighted).stage_bytes() : 0, plan.posters != 0 ? plan.warps : 0);
   part.shape = {part.working_blocks + telling + plan.posters, plan.warps * 32, shared.bytes};
   return part;
 }
@@ -71,7 +71,7 @@ void want_rows(WantedTensors& wanted, LowLatencyDispatchResult& result, LowLaten
                const Device& device) {
   const std::int64_t blocks = params.num_local_experts, rows = params.expert_rows(), hidden = params.hidden;
   const LowLatencyScales layout = params.scale_layout();
-  const bool scaled = params.row(false).scaled(), tiled = scaled && layout.tiled();
+  const bool scaled = params.row(false, params.weighted).scaled(), tiled = scaled && layout.tiled();
   const DType dtype = tiled ? DType::uint8 : scaled ? DType::float8_e4m3 : DType::bfloat16;
   wanted.add(result.recv_x, &params.recv_x, dtype, {blocks, rows, tiled ? hidden / 2 : hidden});
   if (!scaled) return;
@@ -122,7 +122,8 @@ LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& argument
   // Not where a rank may be left out, and not where other ranks have to know which rows an owner expects.
   params.weighted = arguments.combine_weights && !setup.rdma() && setup.common.mask == nullptr;
   set_arrivals(params, arguments, setup);
-  choose_rails(!arguments.return_recv_hook, params, params.row(false).bytes(), params.row(true).bytes(), setup);
+  choose_rails(!arguments.return_recv_hook, params, params.row(false, params.weighted).bytes(),
+               params.row(true, params.weighted).bytes(), setup);
   params.call_shape =
       shape_of({params.max_tokens, params.hidden, params.num_local_experts, static_cast<int>(params.format),
                 params.num_topk, params.common.rail_width, params.weighted ? 1 : 0, too_many_tokens(arguments) ? 1 : 0},

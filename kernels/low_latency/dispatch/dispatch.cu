@@ -1,7 +1,8 @@
 // Low-latency dispatch: every token goes once to each rank that has an expert of it, and from there to the experts.
 //
-// One launch. Block 0 tells how many rows go where. The other blocks send one token each (or take turns); then all
-// blocks receive. Nothing waits for all blocks or all ranks. A token's way, one step after the other:
+// One launch. Block 0 tells how many rows go where. The other blocks send one token each (or take turns); then all of
+// these receive. If an SM is left, one more block acknowledges the call before, and does nothing else. Nothing waits
+// for all blocks or all ranks. A token's way, one step after the other:
 //   1. Load the row and the selections of the tokens before (both at once).         HBM or L2, once
 //   2. Count, cast, write the stage.                                                three block syncs
 //   3. Lines to the peers, seen by the receiver's polls.                            NVLink one way (+ the wire)
@@ -101,8 +102,7 @@ DEEP_EP_DEVICE void post_dispatch(DispatchSender<true>& sender) {
 template <bool kRdma, bool kWeighted>
 DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::byte* memory) {
   const LowLatencyParams& common = params.common;
-  LowLatencyRow row = params.row(kRdma && common.rail_width != 0);
-  row.weighted = kWeighted;
+  const LowLatencyRow row = params.row(kRdma && common.rail_width != 0, kWeighted);
   const bool sending = sends(params.phase);
   const DispatchShared shared(Carver(memory), common.num_ranks, params.num_experts(), sending ? row.stage_bytes() : 0,
                               0);

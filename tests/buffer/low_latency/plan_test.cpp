@@ -154,6 +154,12 @@ TEST(LowLatencyPlan, NoMoreBlocksThanTheContextRuns) {
                   "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"}));
         if (rdma) {
           EXPECT_THROW(plan_combine(inputs.arguments, setup), InvalidArgument);
+        } else {  // one block does all
+          const auto combine = plan_combine(with_hook(inputs.arguments), setup);
+          for (const LowLatencyPart& part : {combine.first, *combine.receive}) {
+            EXPECT_EQ(part.shape.blocks, 1);
+            EXPECT_EQ(part.working_blocks, 1);
+          }
         }
         continue;
       }
@@ -173,6 +179,29 @@ TEST(LowLatencyPlan, OneSmIsTooFewForADispatch) {
   LowLatencyDispatchArguments arguments = dispatch_of(100, setup);
   arguments.num_sms = 1;
   EXPECT_EQ(plan_dispatch(arguments, setup).first.working_blocks, 2);
+}
+
+/// One more block than work, where an SM is left for it and nobody is far.
+TEST(LowLatencyPlan, ABlockTellsWhereAnSmIsLeft) {
+  const auto telling = [](const auto& plan) {
+    return plan.first.shape.blocks - plan.first.working_blocks - plan.posters;
+  };
+  for (const bool rdma : {false, true}) {
+    const LowLatencySetup setup = low_latency_setup(rdma);
+    LowLatencyDispatchArguments dispatch = dispatch_of(3, setup);
+    dispatch.max_tokens = 3;
+    LowLatencyCombineInputs inputs(setup);
+    inputs.handle.max_tokens = inputs.handle.num_tokens = 3;
+    inputs.place_table(setup);
+    inputs.arguments.x = TensorView::contiguous(kSomewhere, DType::bfloat16, {32, 8 * 3, 7168}, setup.device);
+    inputs.arguments.topk_idx = TensorView::contiguous(kSomewhere, DType::int64, {3, 8}, setup.device);
+    inputs.arguments.topk_weights = TensorView::contiguous(kSomewhere, DType::float32, {3, 8}, setup.device);
+    EXPECT_EQ(telling(plan_dispatch(dispatch, setup)), rdma ? 0 : 1);
+    EXPECT_EQ(telling(plan_combine(inputs.arguments, setup)), rdma ? 0 : 1);
+    dispatch.num_sms = inputs.arguments.num_sms = 3;
+    EXPECT_EQ(telling(plan_dispatch(dispatch, setup)), 0);
+    EXPECT_EQ(telling(plan_combine(inputs.arguments, setup)), 0);
+  }
 }
 
 /// The kernel that the send part waits for has the other multiprocessors. The receive part has all.

@@ -185,15 +185,19 @@ TEST(PolledBootstrap, ARankThatComesAtTheDeadlineIsNotLate) {
 }
 
 TEST(PolledBootstrap, AFailureEndsTheGroupAndLeavesTheTransport) {
-  for (const bool by_deadline : {true, false}) {
+  enum class By { deadline, peer, interruption };
+  for (const By by : {By::deadline, By::peer, By::interruption}) {
     auto transport = std::make_unique<FakeTransport>(-1);
     const std::unique_ptr<FakeTransport> stays(transport.get());
-    const auto bootstrap = make_polled_bootstrap(std::move(transport), by_deadline ? 0.01 : patience());
-    if (by_deadline) {
+    const auto bootstrap = make_polled_bootstrap(std::move(transport), by == By::deadline ? 0.01 : patience());
+    if (by == By::deadline) {
       EXPECT_THROW(bootstrap->barrier(), TimeoutError);
-    } else {
+    } else if (by == By::peer) {
       const InterruptScope wait([]() -> bool { throw PeerLeft("the process of rank 1 has ended"); });
       EXPECT_THROW(bootstrap->barrier(), PeerLeft);
+    } else {
+      const InterruptScope wait([] { return true; });
+      EXPECT_THROW(bootstrap->barrier(), Interrupted);
     }
     stays->left = 0;
     EXPECT_THROW(bootstrap->barrier(), TimeoutError) << "though the transport is done now";

@@ -98,14 +98,16 @@ bool CpuHandler::complete() {
     }
     if (completion.syndrome != Syndrome::none) {
       fail_ring(ring, {.index = index, .syndrome = completion.syndrome, .vendor_syndrome = completion.vendor_syndrome});
-    } else if (const Operation entry = ring.decode(index); !entry.valid) {
-      fail_ring(ring,
-                {.index = index,
-                 .syndrome = Syndrome::local_queue_pair,
-                 .detail = fmt::format(
-                     "this library writes no such entry there: number {} of queue pair {:#x}, opcode {:#04x}, "
-                     "modifier {}, {} segments, data of {} bytes",
-                     entry.counter, entry.queue_pair, entry.opcode, entry.modifier, entry.segments, entry.length)});
+    } else if (ring.ended && index + 1 == ring.taken) {
+      const Operation entry = ring.decode(index);  // a late store may have changed it
+      std::string detail = "this library writes no such entry as was there when it was read";
+      if (!entry.valid) {
+        detail = fmt::format(
+            "this library writes no such entry there: number {} of queue pair {:#x}, opcode {:#04x}, modifier {}, {} "
+            "segments, data of {} bytes",
+            entry.counter, entry.queue_pair, entry.opcode, entry.modifier, entry.segments, entry.length);
+      }
+      fail_ring(ring, {.index = index, .syndrome = Syndrome::local_queue_pair, .detail = detail});
     } else {
       ring.completed = index + 1;
       publish(ring.pair, index, device::rdma::kCompletionOk);

@@ -50,8 +50,9 @@ class Examination {
  private:
   void check_as_in_a_run() {
     if (anywhere(subject_.wants_gpu_handler)) check("handler", [&] { return handler(); });
-    bool stuck = true;  // also where it throws
+    bool stuck = false;
     check("entries", [&] {
+      stuck = true;  // also where it throws
       const Run run = measure({layout::kEntries, 1, limits_.entries, limits_.entries_s});
       stuck = anywhere(run.fault.has_value());
       return judge_entries("entries", run, /*must_wrap=*/true);

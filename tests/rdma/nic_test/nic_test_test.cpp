@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -191,6 +192,20 @@ TEST_F(NicTest, NothingIsBegunWhenTheTimeIsOver) {
   const Lines lines = run(subject_of(Mistake::none), 1e-6);
   EXPECT_EQ(outcomes(lines), "queue_pairs? way?");
   EXPECT_TRUE(contains(lines[0].found, "no time was left of"));
+}
+
+TEST_F(NicTest, TheTimeIsOverWhenQueuePairsAreMade) {
+  const double seconds = scaled(1);
+  rdma::nic_test::Subject subject = subject_of(Mistake::none);
+  subject.make = [=, make = subject.make](auto handler, const auto& heap, const auto& options) {
+    std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+    return make(handler, heap, options);
+  };
+  const Lines lines = run(subject, seconds);
+  EXPECT_EQ(outcomes(lines), "queue_pairs+ entries? litmus? atomics? bandwidth? wrong_key? way?");
+  for (const char* check : {"entries", "litmus", "wrong_key"}) {
+    EXPECT_TRUE(contains(line_of(lines, check).found, "no time was left of")) << line_of(lines, check).found;
+  }
 }
 
 TEST_F(NicTest, OtherWaysToDriveTheNic) {

@@ -47,7 +47,7 @@ BufferPlan BufferPlan::make(const BufferOptions& asked, const NodeMembership& no
   layout.arena_bytes = options.heap_bytes - layout.window_bytes;
   constexpr std::size_t kSmallestRow = 128, kMostWindowTokens = 8192;
   const std::size_t tokens = layout.window_bytes / (kSmallestRow * static_cast<std::size_t>(num_ranks));
-  layout.control = {num_ranks, plan.grid.width, options.max_local_experts,
+  layout.control = {plan.grid, options.max_local_experts,
                     static_cast<int>(std::clamp<std::size_t>(tokens, 2, kMostWindowTokens))};
   layout.low_latency =
       LowLatencyWindow::make(layout.control.bytes(), options.low_latency.bytes, num_ranks, options.max_local_experts);
@@ -68,7 +68,6 @@ BufferPlan BufferPlan::make(const BufferOptions& asked, const NodeMembership& no
     layout.staging = LowLatencyStaging::make(layout.staging_at(), layout.low_latency,
                                              plan.reach.rail_width == 0 ? 0 : nodes.num_nodes);
   }
-  if (width != 0) layout.internode = RailWindow::make(layout.internode_at(), plan.grid, options.max_local_experts);
   return plan;
 }
 

@@ -12,23 +12,20 @@
 #include "deep_ep/buffer.hpp"
 #include "kernels/low_latency/window.hpp"
 #include "kernels/normal/control_window.hpp"
-#include "kernels/normal/rings.hpp"
 
 namespace deep_ep {
 
 /// Where everything lies in a rank's heap: the same on all ranks, so that an offset of one is an offset of all. In this
-/// order: signals of normal mode, memory of low-latency calls (signals, then rows), what NICs fetch from, signals of
-/// normal mode between nodes, the bounded window, and up to the end the arena for received tensors.
+/// order: signals of normal mode, memory of low-latency calls (signals, then rows), what NICs fetch from, the bounded
+/// window, and up to the end the arena for received tensors.
 struct HeapLayout {
   ControlWindow control;
   LowLatencyWindow low_latency;  ///< bytes 0: none
   LowLatencyStaging staging;     ///< bytes 0: none
-  RailWindow internode;          ///< bytes 0: none
   std::size_t window_bytes = 0, arena_bytes = 0;
 
   std::size_t staging_at() const { return control.bytes() + low_latency.bytes; }
-  std::size_t internode_at() const { return staging_at() + staging.bytes; }
-  std::size_t window_at() const { return internode_at() + internode.bytes; }
+  std::size_t window_at() const { return staging_at() + staging.bytes; }
   std::size_t arena_at() const { return window_at() + window_bytes; }
   std::size_t bytes() const { return arena_at() + arena_bytes; }
 };

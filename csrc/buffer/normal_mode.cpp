@@ -290,7 +290,6 @@ NormalMode::NormalMode(Runtime& of_buffer) : runtime(of_buffer) {
   common.control = runtime.layout().control;
   common.grid = runtime.node_grid();
   if (common.grid.others() != 0) {
-    common.window = runtime.layout().internode;
     common.lanes = runtime.options().internode.lanes;
     common.peers = runtime.connections(BufferPlan::kNormalMode).device_peers();
   }

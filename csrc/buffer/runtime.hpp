@@ -67,7 +67,7 @@ class Runtime {
   const NodeGrid& node_grid() const { return plan_.grid; }
   const LowLatencyReach& low_latency_reach() const { return plan_.reach; }
   /// The same on all ranks.
-  bool uses_rdma() const { return plan_.layout.internode.bytes != 0 || !plan_.reach.far.empty(); }
+  bool uses_rdma() const { return plan_.grid.others() != 0 || !plan_.reach.far.empty(); }
   /// With RDMA: those of a place in BufferPlan::connections(), until destroy.
   rdma::Connections& connections(std::size_t place) const { return *connections_[place]; }
 

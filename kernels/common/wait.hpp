@@ -59,13 +59,15 @@ DEEP_EP_DEVICE bool wait_until(const Policy& policy, const Awaited& awaited, Arr
   });
 }
 
-/// The usual policy: whoever is late, or lost, has ended the call.
+/// The usual policy: whoever is late, or lost, has ended the call. A wait for a word that this rank raises goes on: the
+/// poster, or the warp, that raises it waits for another rank then, and puts that on record.
 struct ReportLate {
   const WaitContext& context;
 
   DEEP_EP_DEVICE bool called_off(const Awaited&) const { return aborted(context); }
   DEEP_EP_DEVICE bool ends(const Awaited& awaited, std::uint64_t begin, std::uint64_t seen) const {
-    return may_be_late(begin) && end_late_wait(context, awaited.peer, awaited.wanted, awaited.expected, begin, seen);
+    return awaited.wanted != Wanted::nothing && may_be_late(begin) &&
+           end_late_wait(context, awaited.peer, awaited.wanted, awaited.expected, begin, seen);
   }
 };
 

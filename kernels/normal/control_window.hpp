@@ -1,5 +1,6 @@
-// The part of every rank's heap that peers of its node signal in. It starts the heap and has the same layout on every
-// rank, so an address on a peer is the peer's heap base plus the offset computed here.
+// The part of every rank's heap that peers signal in: ranks of its node, and its rails, ranks in other nodes, whose
+// NICs write and add. It starts the heap and has the same layout on every rank, so an address on a peer is the peer's
+// heap base plus the offset computed here.
 //
 // All of it is zero when the buffer is made and never reset: signals only grow. In a call everything has one writer and
 // one reader.
@@ -9,8 +10,47 @@
 
 #include "kernels/common/carver.hpp"
 #include "kernels/common/messages.hpp"
+#include "kernels/primitives/divisor.hpp"
 
 namespace deep_ep {
+
+/// Nodes of equally many consecutive ranks, as one rank sees them. A rank's rails are the ranks with its index.
+struct NodeGrid {
+  int rank = 0;
+  int num_ranks = 0;
+  Divisor width = 1;  ///< ranks of a node
+
+  DEEP_EP_HOST_DEVICE int nodes() const { return num_ranks / width; }
+  DEEP_EP_HOST_DEVICE int node() const { return rank / width; }
+  DEEP_EP_HOST_DEVICE int index() const { return rank % width; }
+  DEEP_EP_HOST_DEVICE int first_of_node() const { return rank - index(); }
+  DEEP_EP_HOST_DEVICE int rail_in(int node) const { return node * width + index(); }
+
+  // The other nodes are numbered from the next one on, so that not all ranks begin with the same.
+  DEEP_EP_HOST_DEVICE int others() const { return nodes() - 1; }
+  DEEP_EP_HOST_DEVICE int other(int number) const { return around(node() + 1 + number); }
+  DEEP_EP_HOST_DEVICE int number_of(int other) const { return around(other - node() - 1 + nodes()); }
+  /// The number that this node has at node `other`.
+  DEEP_EP_HOST_DEVICE int number_at(int other) const { return around(node() - other - 1 + nodes()); }
+
+  /// `node`, below twice as many as there are, modulo the nodes.
+  DEEP_EP_HOST_DEVICE int around(int node) const {
+    const int all = nodes();
+    return node < all ? node : node - all;
+  }
+};
+
+/// All ranks in one node: the same members, as far as code that both share names them.
+struct OneNode {
+  int rank, num_ranks, width;
+
+  DEEP_EP_HOST_DEVICE static constexpr int nodes() { return 1; }
+  DEEP_EP_HOST_DEVICE static constexpr int node() { return 0; }
+  DEEP_EP_HOST_DEVICE int index() const { return rank; }
+  DEEP_EP_HOST_DEVICE static constexpr int first_of_node() { return 0; }
+  DEEP_EP_HOST_DEVICE int rail_in(int) const { return rank; }
+  DEEP_EP_HOST_DEVICE static constexpr int others() { return 0; }
+};
 
 /// A source's counts of its tokens for one node: as a rank of that node reads them (its own experts), and as the source
 /// stages them for its rail there, where they land (experts of all ranks of the node).
@@ -42,18 +82,23 @@ struct RingWords {
   int slots;  ///< that there are words for, for each rank
 };
 
-/// Computes addresses in the control window of the heap that begins at `heap`, which peer `source` writes to.
+/// A lane is a queue pair for rows to a rail. The next chunk of a call goes by a lane that has few bytes under way.
+constexpr int kMostInternodeLanes = 4;
+
 class ControlWindow {
  public:
+  static constexpr int kMostChunks = 256;  ///< of a ring between nodes
+
   ControlWindow() = default;
-  /// `width`: ranks of a node. `max_window_tokens`: rows of a source that fit the window for pushed rows at once; each
-  /// has a word.
-  ControlWindow(int num_ranks, int width, int max_local_experts, int max_window_tokens)
-      : num_ranks_(num_ranks),
-        width_(width),
+  /// `max_window_tokens`: rows of a source that fit the window for pushed rows at once; each has a word.
+  ControlWindow(const NodeGrid& grid, int max_local_experts, int max_window_tokens)
+      : num_ranks_(grid.num_ranks),
+        nodes_(grid.nodes()),
+        width_(grid.width),
         max_local_experts_(max_local_experts),
         max_window_tokens_(max_window_tokens) {
-    const auto ranks = static_cast<std::size_t>(num_ranks);
+    const auto ranks = static_cast<std::size_t>(num_ranks_);
+    const auto nodes = static_cast<std::size_t>(nodes_ == 1 ? 0 : nodes_);
     Carver carver = Carver::without_memory();
     mailboxes_ = carver.place<Mailbox>(2 * static_cast<std::size_t>(MeetingKind::count) * ranks);
     signals_ = carver.place<Line>(static_cast<std::size_t>(IntranodeSignal::count) * ranks);
@@ -66,6 +111,10 @@ class ControlWindow {
     fetched_rows_ = place_words(kFetchedSlots);
     pushed_rows_ = place_words(max_window_tokens);
     few_selections_ = carver.place<std::byte>(2 * few_selections_bytes(), kLine);
+    rail_words_ = carver.place<Line>(kRailWords * nodes);
+    landed_ = carver.place<std::uint64_t>(nodes * kMostChunks, kLine);
+    rail_counts_bytes_ = counts_at(Carver::without_memory(), width_).bytes;
+    rail_counts_ = carver.place<std::byte>(3 * nodes * rail_counts_bytes_, kLine);
     bytes_ = align_to_line(carver.bytes());
   }
 
@@ -80,6 +129,8 @@ class ControlWindow {
   const RingWords& fetched_rows() const { return fetched_rows_; }
   const RingWords& pushed_rows() const { return pushed_rows_; }
 
+  // Written by peer `source` of the node, in the heap that begins at `heap`.
+
   DEEP_EP_DEVICE Mailbox& mailbox(std::byte* heap, MeetingKind kind, std::uint64_t epoch, int source) const {
     const int box = 2 * static_cast<int>(kind) + static_cast<int>(epoch & 1);
     return reinterpret_cast<Mailbox*>(heap + mailboxes_)[box * num_ranks_ + source];
@@ -92,23 +143,48 @@ class ControlWindow {
     const std::size_t index = (epoch & 1) * static_cast<std::size_t>(num_ranks_) + static_cast<std::size_t>(source);
     return counts_at(Carver(heap + counts_ + index * counts_bytes_), 1);
   }
-  DEEP_EP_HOST_DEVICE SourceCounts counts_at(Carver carver, int ranks) const {
-    return {carver, width_, ranks * max_local_experts_};
-  }
   DEEP_EP_DEVICE std::uint64_t* pushed_flag(std::byte* heap, int source, int slot) const {
     return pushed_rows_.published.in(heap) + (std::int64_t{source} * max_window_tokens_ + slot);
   }
 
+  // Written by this rank's rail in node `node`.
+
+  enum RailWord : int { notified, head, shape };  ///< a shape for each lane
+  DEEP_EP_DEVICE Place<std::uint64_t> rail_word(RailWord which, int node, int lane = 0) const {
+    return {rail_words_ + static_cast<std::size_t>((which + lane) * nodes_ + node) * sizeof(Line)};
+  }
+  /// Rings::through() of the last chunk that has landed in a place of the ring from that node, or of a lane alone.
+  DEEP_EP_DEVICE Place<std::uint64_t> landed(int node, int place) const {
+    return {landed_ + static_cast<std::size_t>(node * kMostChunks + place) * sizeof(std::uint64_t)};
+  }
+  /// The counts of the rail; and those for it, which this rank's NIC reads.
+  DEEP_EP_DEVICE Place<std::byte> landed_counts(std::uint64_t epoch, int node) const {
+    return rail_counts(static_cast<int>(epoch & 1) * nodes_ + node);
+  }
+  DEEP_EP_DEVICE Place<std::byte> staged_counts(int node) const { return rail_counts(2 * nodes_ + node); }
+  /// What lies there.
+  DEEP_EP_DEVICE SourceCounts counts_in(std::byte* heap, Place<std::byte> of_rail) const {
+    return counts_at(Carver(of_rail.in(heap)), width_);
+  }
+
  private:
   static constexpr int kFetchedSlots = 32;  ///< few bytes are enough under way
+  static constexpr std::size_t kRailWords = 2 + std::size_t{kMostInternodeLanes};
 
   struct alignas(kLine) Line {
     std::uint64_t signal;
   };
 
-  int num_ranks_ = 0, width_ = 0, max_local_experts_ = 0, max_window_tokens_ = 0;
-  std::size_t mailboxes_ = 0, signals_ = 0;
-  std::size_t counts_ = 0, counts_bytes_ = 0, few_selections_ = 0, bytes_ = 0;
+  DEEP_EP_HOST_DEVICE SourceCounts counts_at(Carver carver, int ranks) const {
+    return {carver, width_, ranks * max_local_experts_};
+  }
+  DEEP_EP_DEVICE Place<std::byte> rail_counts(int at) const {
+    return {rail_counts_ + static_cast<std::size_t>(at) * rail_counts_bytes_};
+  }
+
+  int num_ranks_ = 0, nodes_ = 0, width_ = 0, max_local_experts_ = 0, max_window_tokens_ = 0;
+  std::size_t mailboxes_ = 0, signals_ = 0, counts_ = 0, counts_bytes_ = 0, few_selections_ = 0, bytes_ = 0;
+  std::size_t rail_words_ = 0, landed_ = 0, rail_counts_ = 0, rail_counts_bytes_ = 0;
   RingWords fetched_rows_{}, pushed_rows_{};
 };
 

@@ -15,12 +15,10 @@
 // final places.
 #include <utility>
 
-#include "kernels/common/row_comparison.hpp"
 #include "kernels/common/row_pipe.hpp"
 #include "kernels/common/rows.hpp"
 #include "kernels/common/tickets.hpp"
 #include "kernels/kernel_list.hpp"
-#include "kernels/normal/meet.hpp"
 #include "kernels/normal/transfer.hpp"
 #include "kernels/primitives/launch.hpp"
 
@@ -31,7 +29,7 @@ namespace deep_ep::device::normal {
 /// A token of this rank.
 template <bool kRails>
 struct TokenRow {
-  static constexpr bool kForAllNodes = kRails, kOurs = true;
+  static constexpr bool kOurs = true;
 
   const DispatchParams* params;
   int token;
@@ -62,7 +60,7 @@ struct TokenRow {
 
 /// A row for the ranks of this node, in a slot that the warp has acquired.
 struct SlotRow {
-  static constexpr bool kForAllNodes = false, kOurs = false;
+  static constexpr bool kOurs = false;
 
   PackedRow slot;
   int source;  ///< that it came from by the network
@@ -139,16 +137,19 @@ struct HeldRow {
 };
 
 template <bool kRails>
-struct Dispatch {
+struct Dispatch : Transfer {
+  static constexpr IntranodeSignal kSignal = IntranodeSignal::dispatch_rows;
+  static constexpr Wanted kEnd = Wanted::dispatch_rows;
+  using OwnRow = HeldRow<TokenRow<kRails>>;
+
   const DispatchParams& params;
-  const TransferParams& transfer;  ///< of the same
-  const TransferShared<NodeTarget>& shared;
-  std::uint64_t epoch;
+  const DispatchShared& shared;
   RowPipe pipe;           ///< of a sending or forwarding warp
+  std::int64_t received;  ///< rows of this rank
+  OwnRow first_row{};     ///< of a sending warp
   bool by_rings = false;  ///< some rank of this node gets its rows by its local rings
 
   DEEP_EP_DEVICE decltype(auto) grid() const { return grid_of<kRails>(transfer.common); }
-  DEEP_EP_DEVICE const Rings& rings() const { return transfer.rings; }
 
   // 1. A sending or forwarding warp spreads rows, by way of shared memory, to destinations: the ranks of this node, by
   // index, and, for a row of this rank, the other nodes, by number. A row's place at a destination is its final place
@@ -157,13 +158,13 @@ struct Dispatch {
   DEEP_EP_DEVICE bool is_node(int destination) const { return kRails && destination >= grid().width; }
   template <class Row>
   DEEP_EP_DEVICE int destinations(const Row&) const {
-    return grid().width + (Row::kForAllNodes ? grid().others() : 0);
+    return grid().width + (Row::kOurs ? grid().others() : 0);
   }
 
   template <class Row>
   DEEP_EP_DEVICE std::int32_t number_at(const Row& row, int destination) const {
     if (destination >= destinations(row)) return -1;
-    if constexpr (Row::kForAllNodes) {
+    if constexpr (kRails && Row::kOurs) {
       if (is_node(destination)) return row.number_for(grid().other(destination - grid().width));
     }
     return row.number_at(grid().node(), destination);
@@ -199,7 +200,7 @@ struct Dispatch {
     return kRails || params.rows.num_scales > 0 || params.topk_idx.data != nullptr || params.send_src_idx;
   }
   DEEP_EP_DEVICE std::byte* staging_slot(int destination, std::int32_t place) const {
-    return rings().staging(destination - grid().width, place).in(transfer.common.own_heap());
+    return rings().staging(destination - grid().width, place).in(own_heap());
   }
 
   /// Calls `use(destination, place)` for each of this lane's destinations to which the warp stores the row.
@@ -222,7 +223,7 @@ struct Dispatch {
       for (std::uint32_t left = warp::ballot(is_stored(first + lane_index(), mine)); left != 0; left &= left - 1) {
         const int destination = first + lowest_bit(left);
         const std::int32_t place = warp::shuffle(mine, lowest_bit(left));
-        if constexpr (Row::kForAllNodes) {
+        if constexpr (kRails && Row::kOurs) {
           if (is_node(destination)) {
             const int node = grid().other(destination - grid().width);
             held.pack(params, {staging_slot(destination, place), params.rows},
@@ -248,7 +249,7 @@ struct Dispatch {
       const bool mine = index < grid().width && goes_by_ring(index, place_at(held.row, index));
       for (std::uint32_t left = warp::ballot(mine); left != 0; left &= left - 1) {
         const int to = first + lowest_bit(left);
-        const TokenRing ring{transfer, epoch, grid().first_of_node() + to, to, grid().index(), 0};
+        const TokenRing ring{transfer, epoch, grid().first_of_node() + to, to, grid().index()};
         const auto n = static_cast<std::int32_t>(take_next(transfer.common.state->local_tickets + to));
         if (!ring.acquire(n)) return false;
         bulk::fence_global();  // bulk stores come behind what the warp has acquired
@@ -288,8 +289,6 @@ struct Dispatch {
   // A warp takes its tokens in order, and a ring's chunks are freed in order. So some warp is at the oldest token that
   // is not stored, and finds room, whatever the others wait for.
 
-  using OwnRow = HeldRow<TokenRow<kRails>>;
-
   /// Of this warp among those of all blocks: also its first token.
   DEEP_EP_DEVICE static int own_number() { return warp_index() * grid_blocks() + block_index(); }
   DEEP_EP_DEVICE OwnRow token_row(int token) const {
@@ -305,38 +304,28 @@ struct Dispatch {
     for_each(held, [&](int destination, std::int32_t place) {
       const int chunk = rings().chunk_of(place);
       if (!is_node(destination) || chunk < rings().chunks) return;
-      const int number = destination - grid().width;
-      const AwaitedWord room = stageable(transfer, epoch - 1, number, chunk);
-      good =
-          poll_until([&](Poll&) { return room.is_reached(); }, [&](const Poll&) { return aborted(transfer.wait); }) &&
-          good;
+      good = stageable(destination - grid().width, chunk).await(policy()) && good;
       bulk::fence_global();  // what the NIC has read may be overwritten by bulk stores
     });
     return warp::agree(good);
   }
 
   /// The row is stored, as soon as this warp's bulk stores are complete: counts it in the chunks that it belongs to.
-  DEEP_EP_DEVICE void count_staged(OwnRow& held) const {
+  DEEP_EP_DEVICE void end_storing(OwnRow& held) const {
     if (!kRails || !is_row(held)) return;
     bulk::wait(0);
     bulk::fence_global();
     warp::sync();  // what the other lanes have stored comes before, too
     for_each(held, [&](int destination, std::int32_t place) {
-      if (!is_node(destination)) return;
-      ChunkState& chunk = transfer.chunk_state(destination - grid().width, rings().chunk_of(place));
-      add_release<Scope::gpu>(&chunk.staged, std::uint32_t{1});
+      if (is_node(destination)) count_staged(destination - grid().width, place);
     });
     held = token_row(transfer.num_tokens);
   }
 
-  /// Before it is known where rows go: the warp's first row comes to shared memory, with what travels beside it.
-  DEEP_EP_DEVICE OwnRow prepare() {
-    const OwnRow first = token_row(warp_index() < transfer.first_warps ? own_number() : transfer.num_tokens);
-    if (is_row(first)) pipe.begin(first.row.x(), params.rows.row_bytes);
-    return first;
-  }
-  /// Sends tokens, from the one that `row` is of, until none is left. False after a fault.
-  DEEP_EP_DEVICE bool send_all(OwnRow row) {
+  /// Sends tokens until none is left. False after a fault.
+  DEEP_EP_DEVICE bool first(bool helps) {
+    if (helps) return true;
+    OwnRow row = first_row;
     Turns turns = Turns::of_warp(&transfer.common.state->next_piece, static_cast<std::uint32_t>(transfer.num_tokens),
                                  grid_blocks() * transfer.first_warps, own_number());
     OwnRow stored = token_row(transfer.num_tokens);  // whose last piece may not be complete yet
@@ -344,7 +333,7 @@ struct Dispatch {
       const std::uint32_t drawn = turns.draw();
       const OwnRow next = token_row(static_cast<int>(turns.following));
       const auto may_store = [&] {
-        count_staged(stored);  // before waiting for room: others may wait for this row
+        end_storing(stored);  // before waiting for room: others may wait for this row
         return await_room(row);
       };
       const auto following = [&] { return is_row(next) ? next.row.x() : nullptr; };
@@ -353,7 +342,7 @@ struct Dispatch {
       row = next;
       turns.advance(drawn);
     }
-    count_staged(stored);
+    end_storing(stored);
     if constexpr (!kRails) {
       bulk::wait(0);
       bulk::fence_global();
@@ -363,9 +352,8 @@ struct Dispatch {
 
   // 3. The forwarding warps.
 
-  DEEP_EP_DEVICE int rows_from(int number) const { return transfer.counts.from_node[grid().other(number)]; }
   DEEP_EP_DEVICE PackedRow slot(int number, int row) const {
-    return {rings().landing(number, row).in(transfer.common.own_heap()), params.rows};
+    return {rings().landing(number, row).in(own_heap()), params.rows};
   }
 
   /// For combine: where row number `relayed` of those that came from other nodes has gone: its numbers there.
@@ -383,29 +371,27 @@ struct Dispatch {
     // of another shape, as they would name places of other rows; the poster puts the fault on record. The chunk came by
     // one of the lanes, behind its shape.
     const int lane = lane_index() < transfer.common.lanes ? lane_index() : 0;
-    const std::uint64_t theirs = load_relaxed<Scope::system>(shape_of(transfer, number, lane));
-    if (!warp::agree(shapes_agree(expected_shape(transfer, epoch - 1, number), theirs))) {
+    const std::uint64_t theirs = load_relaxed<Scope::system>(shape_from(number, lane));
+    if (!warp::agree(shapes_agree(expected_shape(number), theirs))) {
       pipe.drop();
     } else {
       HeldRow held = hold(SlotRow{slot(number, at), grid().rail_in(grid().other(number))});
-      note_places(held.row, rows_before(grid(), transfer.counts.from_node, number) + at);
+      note_places(held.row, relayed(transfer.counts.from_node, number, at));
       const auto no_row = []() -> const std::byte* { return nullptr; };
       if (!spread(held, no_row, [] { return true; })) return false;
     }
     // All of it is in shared memory or in registers: the slot may be written again.
     warp::sync();
-    if (lane_index() == 0) {
-      add_release<Scope::gpu>(&transfer.chunk_state(number, rings().chunk_of(at)).read, std::uint32_t{1});
-    }
+    if (lane_index() == 0) count_read(number, at);
     return true;
   }
 
-  /// Forwards this warp's rows, from `first` on every `parts`th one of each node. False after a fault.
-  DEEP_EP_DEVICE bool forward_all(int first, int parts) {
-    std::int32_t* const next = shared.next + warp_index() * grid().others();
+  /// Forwards this warp's rows, every `parts`th one of each node. False after a fault.
+  DEEP_EP_DEVICE bool second(int part, int parts) {
     const bool good = serve(
-        grid().others(), ReportLate{transfer.wait}, next, first, parts, [&](int number) { return rows_from(number); },
-        [&](int number, int at) { return landed_through(transfer, epoch - 1, number, rings().chunk_of(at)).missing(); },
+        grid().others(), policy(), shared.next + warp_index() * grid().others(), part, parts,
+        [&](int number) { return transfer.counts.from_node[grid().other(number)]; },
+        [&](int number, int at) { return landed(number, at).missing(); },
         [&](int number, int at) { return forward(number, at); }, [] {});
     bulk::wait(0);
     bulk::fence_global();
@@ -416,7 +402,7 @@ struct Dispatch {
   // it.
 
   DEEP_EP_DEVICE TokenRing ring(int writer) const {
-    return {transfer, epoch, grid().first_of_node() + writer, writer, grid().index(), shared.local_rows[writer]};
+    return {transfer, epoch, grid().first_of_node() + writer, writer, grid().index()};
   }
 
   /// Rows that `writer` stores there: its own, and those of its rails.
@@ -430,129 +416,92 @@ struct Dispatch {
     return static_cast<std::int32_t>(count);
   }
 
-  DEEP_EP_DEVICE void fetch(int writer, std::int32_t n) const {
+  DEEP_EP_DEVICE bool fetch(int writer, std::int32_t n) const {
     const SlotRow row{{ring(writer).slot(n), params.rows}, 0};
     const RowTargets::Row to = params.output.row(params.rows, load_weak(row.slot.places() + grid().index()));
     HeldRow<SlotRow>::load(params, row, -1).store(params, to, grid().rank);
     copy_row(to.x(), row.x(), params.rows.row_bytes);
     warp::sync();  // all lanes have read it
-    if (lane_index() == 0) ring(writer).release(n);
+    // The writer waits for room for a row that many places behind alone.
+    if (lane_index() == 0 && n + transfer.local.slots < shared.local_rows[writer]) ring(writer).release(n);
+    return true;
   }
 
-  /// Fetches this warp's rows, which are every `step`th one of each writer. False after a fault.
-  DEEP_EP_DEVICE bool fetch_all(int first, int step) const {
-    std::int32_t* const next = shared.local_next + (warp_index() - transfer.moving_warps()) * grid().width;
+  /// Fetches this warp's rows of each writer. False after a fault.
+  DEEP_EP_DEVICE bool local(int warp) const {
     return serve(
-        grid().width, ReportLate{transfer.wait}, next, first, step,
-        [&](int writer) { return shared.local_rows[writer]; },
+        grid().width, policy(), shared.local_next + warp * grid().width, warp * grid_blocks() + block_index(),
+        transfer.local_warps * grid_blocks(), [&](int writer) { return shared.local_rows[writer]; },
         [&](int writer, std::int32_t n) { return ring(writer).row(n).missing(); },
-        [&](int writer, std::int32_t n) {
-          fetch(writer, n);
-          return true;
-        },
-        [] {});
+        [&](int writer, std::int32_t n) { return fetch(writer, n); }, [] {});
+  }
+
+  // 5. The steps of all threads.
+
+  DEEP_EP_DEVICE DispatchAddresses ours(int) const {
+    constexpr std::int64_t kMost = INT32_MAX;  // as many as places have numbers
+    return {.rows = params.output.seen_from(nullptr, own_heap()),
+            .capacity = static_cast<std::int32_t>(params.output_rows < kMost ? params.output_rows : kMost),
+            .by_ring = transfer.local_warps != 0 ? 1 : 0,
+            .agreed = {static_cast<std::int32_t>(params.rows.row_bytes), params.rows.num_scales, params.rows.num_topk}};
+  }
+  /// A sending warp's first row comes to shared memory, with what travels beside it.
+  DEEP_EP_DEVICE void prepare() {
+    if (warp_index() < transfer.moving_warps() && lane_index() == 0) pipe.init();
+    if (params.fill_tail) fill_tail(params.output, params.rows, received, params.output_rows);
+    block::each(transfer.local_warps != 0 ? int{grid().width} : 0,
+                [&](int index) { shared.local_rows[index] = rows_by(index); });
+    first_row = token_row(warp_index() < transfer.first_warps ? own_number() : transfer.num_tokens);
+    if (is_row(first_row)) pipe.begin(first_row.row.x(), params.rows.row_bytes);
+  }
+  DEEP_EP_DEVICE bool learn(const Meeting& meeting, int index) {
+    const int peer = grid().first_of_node() + index;
+    const std::int32_t first = transfer.first_row_of(grid().rank, index);  // is here before the addresses are
+    DispatchAddresses theirs;
+    if (!meeting.hear(peer, theirs) || !meeting.agrees(ours(index).agreed, theirs.agreed, peer)) return false;
+    shared.ranks[index] = {.rows = theirs.rows.seen_from(transfer.common.heaps[peer], nullptr),
+                           .first_row = first,
+                           .capacity = theirs.capacity,
+                           .reachable = theirs.by_ring != 0 ? 0 : theirs.capacity};
+    by_rings = by_rings || theirs.by_ring != 0;
+    return true;
+  }
+  DEEP_EP_DEVICE bool met(bool good) {
+    bulk::fence_global();  // the addresses also say that the memory is free for our bulk stores
+    good = block::all(good);
+    by_rings = !block::all(!by_rings);
+    if (!good) pipe.drop();
+    return good;
+  }
+  DEEP_EP_DEVICE void finish() const {
+    const auto note = [&](Wanted wanted, std::int64_t rows, std::int64_t room) {
+      note_fault(transfer.wait, FaultKind::overflow, wanted, grid().rank, 0, static_cast<std::uint64_t>(rows),
+                 static_cast<std::uint64_t>(room));
+    };
+    if (thread_index() != 0) return;
+    if (received > params.output_rows) {
+      note(Wanted::dispatch_rows, received, params.output_rows);
+    } else if (kRails && params.send_src_idx) {
+      // Combine would not know where the rows are of tokens that this rank forwarded beyond its room.
+      std::int64_t rows = 0;
+      for (int number = 0; number < grid().others(); ++number) rows += transfer.counts.from_node[nodes().other(number)];
+      if (rows > transfer.relay_rows_room) note(Wanted::internode_rows, rows, transfer.relay_rows_room);
+    }
   }
 };
-
-DEEP_EP_DEVICE DispatchAddresses own_addresses(const DispatchParams& params) {
-  constexpr std::int64_t kMost = INT32_MAX;  // as many as places have numbers
-  return {.rows = params.output.seen_from(nullptr, params.transfer.common.own_heap()),
-          .capacity = static_cast<std::int32_t>(params.output_rows < kMost ? params.output_rows : kMost),
-          .by_ring = params.transfer.local_warps != 0 ? 1 : 0,
-          .agreed = {static_cast<std::int32_t>(params.rows.row_bytes), params.rows.num_scales, params.rows.num_topk}};
-}
-
-/// Waits for the addresses of rank `peer` of this node, with `index` there. False after a fault.
-DEEP_EP_DEVICE bool learn_target(const DispatchParams& params, const Meeting& meeting, int peer, int index,
-                                 NodeTarget& target) {
-  const NormalParams& common = params.transfer.common;
-  const std::int32_t first_row = params.transfer.first_row_of(common.rank, index);  // is here before the addresses are
-  DispatchAddresses theirs;
-  if (!meeting.hear(peer, theirs) || !meeting.agrees(own_addresses(params).agreed, theirs.agreed, peer)) return false;
-  target = {.rows = theirs.rows.seen_from(common.heaps[peer], nullptr),
-            .first_row = first_row,
-            .capacity = theirs.capacity,
-            .reachable = theirs.by_ring != 0 ? 0 : theirs.capacity};
-  return true;
-}
-
-/// Combine would not know where the rows are of tokens that this rank forwarded beyond its room.
-DEEP_EP_DEVICE void note_lack_of_relay_rows(const TransferParams& transfer) {
-  const NodeGrid& grid = transfer.common.grid;
-  std::int64_t relayed = 0;
-  for (int number = 0; number < grid.others(); ++number) relayed += transfer.counts.from_node[grid.other(number)];
-  if (relayed <= transfer.relay_rows_room) return;
-  note_fault(transfer.wait, FaultKind::overflow, Wanted::internode_rows, grid.rank, 0,
-             static_cast<std::uint64_t>(relayed), static_cast<std::uint64_t>(transfer.relay_rows_room));
-}
 
 template <bool kRails>
 DEEP_EP_DEVICE void dispatch_body(const DispatchParams& params, std::byte* memory) {
   const TransferParams& transfer = params.transfer;
   const NormalParams& common = transfer.common;
-  decltype(auto) grid = grid_of<kRails>(common);
   const DispatchShared shared(Carver(memory), transfer, grid_blocks());
   // When notify found that the ranks disagree, no rank sends anything.
   const Call call = Call::begin(kRails ? common.state->transfer : common.state->dispatch, transfer.wait);
-  Dispatch<kRails> dispatch{params, transfer, shared, call.epoch, shared.pipes.pipe(warp_index())};
-  typename Dispatch<kRails>::OwnRow first{};
-  const Meeting meeting{common, {transfer.wait}, Wanted::dispatch_addresses, MeetingKind::dispatch, call.epoch};
-  bool good = call.begun;
-  const std::int64_t received = good ? transfer.end_of(grid.num_ranks - 1, grid.index()) : 0;
-  if (good) {
-    // 1. Publish where our rows are to go. That this kernel runs also says that no earlier work uses that memory.
-    if (block_index() == 0) {
-      for (int index = thread_index(); index < grid.width; index += block_threads()) {
-        meeting.tell(grid.first_of_node() + index, own_addresses(params));
-      }
-    }
-    if (warp_index() < transfer.moving_warps() && lane_index() == 0) dispatch.pipe.init();
-    if (params.fill_tail) fill_tail(params.output, params.rows, received, params.output_rows);
-    for (int index = thread_index(); transfer.local_warps != 0 && index < grid.width; index += block_threads()) {
-      shared.local_rows[index] = dispatch.rows_by(index);
-    }
-
-    // 2. Learn where the others of this node want theirs. The first rows load meanwhile.
-    first = dispatch.prepare();
-    for (int index = thread_index(); index < grid.width; index += block_threads()) {
-      good = learn_target(params, meeting, grid.first_of_node() + index, index, shared.ranks[index]) && good;
-      dispatch.by_rings = dispatch.by_rings || (good && shared.ranks[index].reachable != shared.ranks[index].capacity);
-    }
-    bulk::fence_global();  // the addresses also say that the memory is free for our bulk stores
-    good = block::all(good);
-    dispatch.by_rings = !block::all(!dispatch.by_rings);
-    if (!good) dispatch.pipe.drop();
-  }
-
-  // 3. Send, forward, fetch, post.
-  if (good) {
-    good = do_roles<kRails>(
-        transfer, call.epoch - 1, shared, [&](bool helps) { return helps || dispatch.send_all(first); },
-        [&](int part, int parts) {
-          if constexpr (!kRails)
-            return true;
-          else
-            return dispatch.forward_all(part, parts);
-        },
-        [&](int warp) {
-          return dispatch.fetch_all(warp * grid_blocks() + block_index(), transfer.local_warps * grid_blocks());
-        });
-    good = block::all(good);
-  }
-
-  // 4. The last block signals to the node, and waits until its ranks have stored all our rows.
-  call.end([&] {
-    if (!good) return;
-    end_together<kRails>(transfer, ReportLate{transfer.wait}, IntranodeSignal::dispatch_rows, Wanted::dispatch_rows,
-                         call.epoch);
-    if (thread_index() != 0) return;
-    if (received > params.output_rows) {
-      note_fault(transfer.wait, FaultKind::overflow, Wanted::dispatch_rows, grid.rank, 0,
-                 static_cast<std::uint64_t>(received), static_cast<std::uint64_t>(params.output_rows));
-    } else if (kRails && params.send_src_idx) {
-      note_lack_of_relay_rows(transfer);
-    }
-  });
+  decltype(auto) grid = grid_of<kRails>(common);
+  const std::int64_t received = call.begun ? transfer.end_of(grid.num_ranks - 1, grid.index()) : 0;
+  Dispatch<kRails> dispatch{{transfer, call.epoch}, params, shared, shared.pipes.pipe(warp_index()), received};
+  transfer_rows<kRails>(dispatch, call,
+                        {common, {transfer.wait}, Wanted::dispatch_addresses, MeetingKind::dispatch, call.epoch});
 }
 
 }  // namespace deep_ep::device::normal

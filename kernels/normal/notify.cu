@@ -35,8 +35,7 @@ struct Notify {
   /// What a source's signal is when all its columns are here.
   DEEP_EP_DEVICE std::uint64_t all_columns() const { return epoch * static_cast<std::uint64_t>(columns()); }
   DEEP_EP_DEVICE SourceCounts staged(int node) const {
-    return common().control.counts_at(Carver(common().window.staged_counts(node).in(common().own_heap())),
-                                      grid().width);
+    return common().control.counts_in(common().own_heap(), common().control.staged_counts(node));
   }
   DEEP_EP_DEVICE SourceCounts counts_of(int source) const {
     return common().control.counts(common().own_heap(), epoch, source);
@@ -149,23 +148,23 @@ struct Notify {
     warp::sync();  // the lanes' stores come before the write
     if (lane_index() != 0) return;
     RailState& rail = common().rails[grid().number_of(node)];
-    const RailWindow& window = common().window;
+    const ControlWindow& window = common().control;
     Peer peer = peer_in(node);
     const auto* const end =
         reinterpret_cast<std::byte*>(to.tokens_per_expert + grid().width * params.num_local_experts);
     const auto bytes = static_cast<std::uint32_t>(end - reinterpret_cast<std::byte*>(to.shape));
     bool good = peer.put(window.landed_counts(epoch, grid().node()).offset, window.staged_counts(node).offset, bytes);
-    if (good) peer.signal(window.rail_word(RailWindow::notified, grid().node()), rail.notified, epoch);
+    if (good) peer.signal(window.rail_word(ControlWindow::notified, grid().node()), rail.notified, epoch);
     peer.close();
   }
   /// By a whole warp: waits for the counts of our rail in node `node`, and copies them to the ranks of this node.
   DEEP_EP_DEVICE void relay_from(int node) const {
     const int rail = grid().rail_in(node);
-    const std::uint64_t* landed = common().window.rail_word(RailWindow::notified, node).in(common().own_heap());
+    const std::uint64_t* landed = common().control.rail_word(ControlWindow::notified, node).in(common().own_heap());
     if (!wait_signal<WholeWarp>(params.wait, landed, {rail, Wanted::counts, epoch})) return;
     warp::sync();
-    const SourceCounts from = common().control.counts_at(
-        Carver(common().window.landed_counts(epoch, node).in(common().own_heap())), grid().width);
+    const SourceCounts from =
+        common().control.counts_in(common().own_heap(), common().control.landed_counts(epoch, node));
     for (int index = 0; index < grid().width; ++index) {
       std::byte* heap = common().heaps[grid().first_of_node() + index];
       const SourceCounts to = common().control.counts(heap, epoch, rail);

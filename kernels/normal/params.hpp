@@ -8,7 +8,6 @@
 #include "kernels/common/row_pipe.hpp"
 #include "kernels/common/rows.hpp"
 #include "kernels/common/topk.hpp"
-#include "kernels/normal/control_window.hpp"
 #include "kernels/normal/rings.hpp"
 #include "kernels/rdma/params.hpp"
 
@@ -69,7 +68,6 @@ struct alignas(kLine) RailState {
 /// What notify, dispatch and combine get. In one node: a grid of one, and no rails.
 struct NormalParams : IntranodeParams {
   NodeGrid grid;
-  RailWindow window;
   int lanes = 1;                         ///< to each rail
   const RdmaQueuePair* peers = nullptr;  ///< [lanes, credit][num_ranks]
   RailState* rails = nullptr;            ///< [other nodes], by number

@@ -1,5 +1,4 @@
-// Nodes and their rails, and the rings that rows go through: between nodes, and inside a node where a rank cannot write
-// rows into place.
+// The rings that rows go through: between nodes, and inside a node where a rank cannot write rows into place.
 #pragma once
 
 #include <algorithm>
@@ -7,49 +6,10 @@
 
 #include "kernels/common/carver.hpp"
 #include "kernels/common/faults.hpp"
-#include "kernels/common/messages.hpp"
 #include "kernels/normal/control_window.hpp"
 #include "kernels/primitives/divisor.hpp"
 
 namespace deep_ep {
-
-/// Nodes of equally many consecutive ranks, as one rank sees them. A rank's rails are the ranks with its index.
-struct NodeGrid {
-  int rank = 0;
-  int num_ranks = 0;
-  Divisor width = 1;  ///< ranks of a node
-
-  DEEP_EP_HOST_DEVICE int nodes() const { return num_ranks / width; }
-  DEEP_EP_HOST_DEVICE int node() const { return rank / width; }
-  DEEP_EP_HOST_DEVICE int index() const { return rank % width; }
-  DEEP_EP_HOST_DEVICE int first_of_node() const { return rank - index(); }
-  DEEP_EP_HOST_DEVICE int rail_in(int node) const { return node * width + index(); }
-
-  // The other nodes are numbered from the next one on, so that not all ranks begin with the same.
-  DEEP_EP_HOST_DEVICE int others() const { return nodes() - 1; }
-  DEEP_EP_HOST_DEVICE int other(int number) const { return around(node() + 1 + number); }
-  DEEP_EP_HOST_DEVICE int number_of(int other) const { return around(other - node() - 1 + nodes()); }
-  /// The number that this node has at node `other`.
-  DEEP_EP_HOST_DEVICE int number_at(int other) const { return around(node() - other - 1 + nodes()); }
-
-  /// `node`, below twice as many as there are, modulo the nodes.
-  DEEP_EP_HOST_DEVICE int around(int node) const {
-    const int all = nodes();
-    return node < all ? node : node - all;
-  }
-};
-
-/// All ranks in one node: the same members, as far as code that both share names them.
-struct OneNode {
-  int rank, num_ranks, width;
-
-  DEEP_EP_HOST_DEVICE static constexpr int nodes() { return 1; }
-  DEEP_EP_HOST_DEVICE static constexpr int node() { return 0; }
-  DEEP_EP_HOST_DEVICE int index() const { return rank; }
-  DEEP_EP_HOST_DEVICE static constexpr int first_of_node() { return 0; }
-  DEEP_EP_HOST_DEVICE int rail_in(int) const { return rank; }
-  DEEP_EP_HOST_DEVICE static constexpr int others() { return 0; }
-};
 
 // The rings that rows cross the network through: for each other node a landing ring, which this rank's rail there
 // writes, and a staging ring, which this rank's NIC reads.
@@ -62,7 +22,7 @@ struct OneNode {
 // own, which says what chunk has landed there.
 
 struct Rings {
-  static constexpr int kMostChunks = 256;                          ///< of a ring: each has a ChunkState
+  static constexpr int kMostChunks = ControlWindow::kMostChunks;   ///< of a ring: each has a ChunkState
   static constexpr int kRows = 16;                                 ///< of a chunk, where there is room
   static constexpr std::size_t kMostBytes = std::size_t{1} << 30;  ///< of a chunk of several rows: one RDMA write
 
@@ -92,9 +52,9 @@ struct Rings {
 
   DEEP_EP_HOST_DEVICE int chunk_of(int row) const { return row / chunk_rows; }
   DEEP_EP_HOST_DEVICE int chunks_for(int rows) const { return (rows + chunk_rows - 1) / chunk_rows; }
-  DEEP_EP_HOST_DEVICE int rows_in(int chunk, int rows) const {
+  DEEP_EP_HOST_DEVICE std::uint32_t rows_in(int chunk, int rows) const {
     const int rest = rows - chunk * chunk_rows;
-    return rest < chunk_rows ? rest : int{chunk_rows};
+    return static_cast<std::uint32_t>(rest < chunk_rows ? rest : int{chunk_rows});
   }
 
   /// Of other node `number`.
@@ -150,59 +110,6 @@ struct LocalRings {
   DEEP_EP_HOST_DEVICE Place<std::byte> slot(int ring, std::int32_t n) const {
     return {begin + static_cast<std::size_t>(slot_of(ring, n)) * slot_bytes};
   }
-};
-
-// The part of every rank's heap that its rails write, ranks in other nodes: their NICs write and add. The same layout
-// on every rank. All of it is zero when the buffer is made and never reset: words only grow.
-
-/// A lane is a queue pair for rows to a rail. The next chunk of a call goes by a lane that has few bytes under way.
-constexpr int kMostInternodeLanes = 4;
-
-struct RailWindow {
-  std::size_t begin = 0;
-  std::size_t bytes = 0;  ///< 0: there are no calls between nodes
-
-  static RailWindow make(std::size_t begin, const NodeGrid& grid, int max_local_experts) {
-    const auto nodes = static_cast<std::size_t>(grid.nodes());
-    RailWindow window;
-    window.nodes_ = grid.nodes();
-    window.counts_bytes_ = SourceCounts(Carver::without_memory(), grid.width, grid.width * max_local_experts).bytes;
-    window.begin = begin;
-    Carver carver = Carver::without_memory();
-    carver.place<std::byte>(begin);
-    window.rail_words_ = carver.place<std::byte>(kRailWords * nodes * kLine, kLine);
-    window.landed_ = carver.place<std::uint64_t>(nodes * Rings::kMostChunks, kLine);
-    window.landed_counts_ = carver.place<std::byte>(2 * nodes * window.counts_bytes_, kLine);
-    window.staged_counts_ = carver.place<std::byte>(nodes * window.counts_bytes_, kLine);
-    window.bytes = align_to_line(carver.bytes()) - begin;
-    return window;
-  }
-
-  // Written by this rank's rails: by their nodes.
-
-  enum RailWord : int { notified, head, shape };  ///< a shape for each lane
-  static constexpr std::size_t kRailWords = 2 + std::size_t{kMostInternodeLanes};
-  DEEP_EP_DEVICE Place<std::uint64_t> rail_word(RailWord which, int node, int lane = 0) const {
-    return {rail_words_ + static_cast<std::size_t>((which + lane) * nodes_ + node) * kLine};
-  }
-  /// Rings::through() of the last chunk that has landed in a place of the ring from that node, or of a lane alone.
-  DEEP_EP_DEVICE Place<std::uint64_t> landed(int node, int place) const {
-    return {landed_ + static_cast<std::size_t>(node * Rings::kMostChunks + place) * sizeof(std::uint64_t)};
-  }
-  DEEP_EP_DEVICE Place<std::byte> landed_counts(std::uint64_t epoch, int node) const {
-    const std::size_t at = (epoch & 1) * static_cast<std::size_t>(nodes_) + static_cast<std::size_t>(node);
-    return {landed_counts_ + at * counts_bytes_};
-  }
-
-  /// For node `node`, in memory that this rank's NIC reads.
-  DEEP_EP_DEVICE Place<std::byte> staged_counts(int node) const {
-    return {staged_counts_ + static_cast<std::size_t>(node) * counts_bytes_};
-  }
-
- private:
-  int nodes_ = 0;
-  std::size_t counts_bytes_ = 0;  ///< of one node's
-  std::size_t rail_words_ = 0, landed_ = 0, landed_counts_ = 0, staged_counts_ = 0;
 };
 
 }  // namespace deep_ep

@@ -1,10 +1,11 @@
 // Shared by dispatch and combine: warps that work off the chunks or rows of all nodes, rings between ranks of a node,
-// posters to the rails, and the end of a call.
+// posters to the rails, and the steps of a call.
 #pragma once
 
 #include "kernels/common/messages.hpp"
 #include "kernels/common/row_copy.hpp"
 #include "kernels/common/wait.hpp"
+#include "kernels/normal/meet.hpp"
 #include "kernels/normal/params.hpp"
 #include "kernels/primitives/bits.hpp"
 #include "kernels/rdma/port_channel.hpp"
@@ -21,10 +22,10 @@ struct AwaitedWord {
   }
   /// Itself, or nothing once it is reached.
   DEEP_EP_DEVICE AwaitedWord missing() const { return is_reached() ? AwaitedWord{} : *this; }
-  /// If there is a word. False after a fault.
-  template <class Group = OneThread, class Policy>
-  DEEP_EP_DEVICE bool await(const Policy& policy) const {
-    return wait_signal<Group>(policy, word, awaited);
+  /// False after a fault.
+  template <class Group = OneThread>
+  DEEP_EP_DEVICE bool await(const ReportLate& policy) const {
+    return word == nullptr || wait_signal<Group>(policy, word, awaited);
   }
 };
 
@@ -33,8 +34,7 @@ struct AwaitedWord {
 ///   next                    a word for each node (or whatever else has parts), of the warp
 ///   first, step             the warp works on parts first, first + step and so on of each, in their order
 ///   parts(number)           how many there are
-///   missing(number, part)   the AwaitedWord that the part still waits for, which is put on record if it is late: but
-///                           not if nothing is wanted of another rank, as another warp of this rank puts that on record
+///   missing(number, part)   the AwaitedWord that the part still waits for, which is put on record if it is late
 ///   work(number, part)      false after a fault
 ///   idle()                  nothing is ready; also before it ends
 template <class Policy, class Parts, class Missing, class Work, class Idle>
@@ -69,7 +69,7 @@ DEEP_EP_DEVICE bool serve(int others, const Policy& policy, std::int32_t* next, 
       for (int number = lane_index(); number < others; number += kWarpSize) {
         if (next[number] >= parts(number)) continue;
         const AwaitedWord part = missing(number, next[number]);
-        if (part.awaited.wanted == Wanted::nothing) continue;
+        if (part.word == nullptr) continue;
         reported = policy.ends(part.awaited, poll.begin, load_relaxed<Scope::system>(part.word)) || reported;
       }
       return warp::any(reported);
@@ -103,9 +103,8 @@ DEEP_EP_DEVICE bool serve(int others, const Policy& policy, std::int32_t* next, 
 struct TokenRing {
   const TransferParams& params;
   std::uint64_t epoch;
-  int peer;           ///< the rank at the other end
-  int here, there;    ///< the ring's number at this end, and at the other
-  std::int32_t rows;  ///< the reader's end: how many come in the call, or more
+  int peer;         ///< the rank at the other end
+  int here, there;  ///< the ring's number at this end, and at the other
 
   DEEP_EP_DEVICE const LocalRings& rings() const { return params.local; }
   /// How far a slot has come with row `n`.
@@ -122,9 +121,7 @@ struct TokenRing {
             rings().words.released.in(params.common.own_heap()) + rings().slot_of(here, n)};
   }
   /// By a whole warp. False after a fault.
-  DEEP_EP_DEVICE bool acquire(std::int32_t n) const {
-    return n < rings().slots || room(n).await<WholeWarp>(ReportLate{params.wait});
-  }
+  DEEP_EP_DEVICE bool acquire(std::int32_t n) const { return room(n).await<WholeWarp>({params.wait}); }
   DEEP_EP_DEVICE std::byte* slot_there(std::int32_t n) const {
     return rings().slot(there, n).in(params.common.heaps[peer]);
   }
@@ -145,11 +142,77 @@ struct TokenRing {
             rings().words.published.in(params.common.own_heap()) + rings().slot_of(here, n)};
   }
   DEEP_EP_DEVICE std::byte* slot(std::int32_t n) const { return rings().slot(here, n).in(params.common.own_heap()); }
-  /// By one lane, when the whole warp has read row `n`. No row waits for the room of one of the last.
+  /// By one lane, when the whole warp has read row `n`.
   DEEP_EP_DEVICE void release(std::int32_t n) const {
-    if (rows - n <= rings().slots) return;
     store_release<Scope::system>(rings().words.released.in(params.common.heaps[peer]) + rings().slot_of(there, n),
                                  through(n));
+  }
+};
+
+/// A call of dispatch or combine, as its warps know it. Between nodes: other nodes are meant by number.
+struct Transfer {
+  const TransferParams& transfer;
+  std::uint64_t epoch;
+
+  DEEP_EP_DEVICE ReportLate policy() const { return {transfer.wait}; }
+  DEEP_EP_DEVICE const Rings& rings() const { return transfer.rings; }
+  DEEP_EP_DEVICE const NodeGrid& nodes() const { return transfer.common.grid; }
+  DEEP_EP_DEVICE std::byte* own_heap() const { return transfer.common.own_heap(); }
+  /// As rails count calls: from 0.
+  DEEP_EP_DEVICE std::uint64_t call() const { return epoch - 1; }
+
+  /// Which of a rail's words says that the chunk has landed. A lane alone brings chunks in their order, and one word
+  /// tells of all of them: a NIC may have several additions to it under way.
+  DEEP_EP_DEVICE Place<std::uint64_t> landed_word(int node, int chunk) const {
+    return transfer.common.control.landed(node, transfer.common.lanes == 1 ? 0 : chunk % rings().chunks);
+  }
+  /// The word that says that the chunk of row `row` from a node has landed.
+  DEEP_EP_DEVICE AwaitedWord landed(int number, int row) const {
+    const int node = nodes().other(number), chunk = rings().chunk_of(row);
+    return {{nodes().rail_in(node), Wanted::internode_rows, Rings::through(call(), chunk)},
+            landed_word(node, chunk).in(own_heap())};
+  }
+  /// The word that says that a chunk may be staged for a node. The poster, which raises it, knows for which rank it
+  /// waits.
+  DEEP_EP_DEVICE AwaitedWord stageable(int number, int chunk) const {
+    if (chunk < rings().chunks) return {};
+    return {{0, Wanted::nothing, rings().room_for(call(), chunk)}, &transfer.chunk_state(number, chunk).sent};
+  }
+  /// A row is staged, or a landed one read: counts it in its chunk.
+  DEEP_EP_DEVICE void count_staged(int number, int row) const {
+    add_release<Scope::gpu>(&transfer.chunk_state(number, rings().chunk_of(row)).staged, std::uint32_t{1});
+  }
+  DEEP_EP_DEVICE void count_read(int number, int row) const {
+    add_release<Scope::gpu>(&transfer.chunk_state(number, rings().chunk_of(row)).read, std::uint32_t{1});
+  }
+  /// The number of a row for, or from, a node among all rows that cross the network, which `rows_of_node` counts.
+  DEEP_EP_DEVICE std::int64_t relayed(const std::int32_t* rows_of_node, int number, int row) const {
+    std::int64_t before = 0;
+    for (int node = 0; node < nodes().other(number); ++node) {
+      if (node != nodes().node()) before += rows_of_node[node];
+    }
+    return before + row;
+  }
+
+  /// The word that the ends of a rail compare, for one direction of a call: the same at both, unless the ranks
+  /// disagree. It is a progress word whose position stands for the rows.
+  DEEP_EP_DEVICE std::uint64_t rail_shape(int rows_to_rail, int rows_from_rail) const {
+    const std::uint32_t rows = combine_shapes(transfer.shape, static_cast<std::uint32_t>(rows_to_rail));
+    const std::uint32_t shape = combine_shapes(rows, static_cast<std::uint32_t>(rows_from_rail));
+    return Progress::at(epoch, shape >> (32 - Progress::kPositionBits));
+  }
+  /// The word that the rail in a node sends by each lane ahead of its rows, and the value that it must have.
+  DEEP_EP_DEVICE const std::uint64_t* shape_from(int number, int lane) const {
+    return transfer.common.control.rail_word(ControlWindow::shape, nodes().other(number), lane).in(own_heap());
+  }
+  DEEP_EP_DEVICE std::uint64_t expected_shape(int number) const {
+    const int node = nodes().other(number);
+    return rail_shape(transfer.counts.from_node[node], transfer.counts.to_node[node]);
+  }
+  /// Does the rail mean the same call? Asked when its word has come. A word of a later call agrees: a rail that has
+  /// ended this call has compared, too.
+  DEEP_EP_DEVICE static bool shapes_agree(std::uint64_t expected, std::uint64_t theirs) {
+    return Progress::call_of(theirs) != Progress::call_of(expected) || theirs == expected;
   }
 };
 
@@ -173,113 +236,57 @@ struct TokenRing {
 // next chunk only while it has few under way: a slow one takes few. That also bounds the bytes under way to a rail,
 // which many others may send to at the same time.
 
-/// Which of a rail's words says that the chunk has landed. A lane alone brings chunks in their order, and one word
-/// tells of all of them: a NIC may have several additions to it under way.
-DEEP_EP_DEVICE int landed_word(const TransferParams& params, int chunk) {
-  return params.common.lanes == 1 ? 0 : chunk % params.rings.chunks;
-}
-/// The word that says that a chunk from other node `number` has landed.
-DEEP_EP_DEVICE AwaitedWord landed_through(const TransferParams& params, std::uint64_t call, int number, int chunk) {
-  const NormalParams& common = params.common;
-  const int node = common.grid.other(number);
-  return {{common.grid.rail_in(node), Wanted::internode_rows, Rings::through(call, chunk)},
-          common.window.landed(node, landed_word(params, chunk)).in(common.own_heap())};
-}
-/// The word that says that a chunk may be staged for other node `number`. The poster, which raises it, knows for which
-/// rank it waits.
-DEEP_EP_DEVICE AwaitedWord stageable(const TransferParams& params, std::uint64_t call, int number, int chunk) {
-  if (chunk < params.rings.chunks) return {};
-  return {{0, Wanted::nothing, params.rings.room_for(call, chunk)}, &params.chunk_state(number, chunk).sent};
-}
-/// Rows that cross the network between this rank and the nodes before other node `number`, by nodes: where those of
-/// that node begin in relay_rows.
-DEEP_EP_DEVICE std::int64_t rows_before(const NodeGrid& grid, const std::int32_t* rows_of_node, int number) {
-  std::int64_t before = 0;
-  for (int node = 0; node < grid.other(number); ++node) {
-    if (node != grid.node()) before += rows_of_node[node];
-  }
-  return before;
-}
-
-/// The word that the ends of a rail compare, for one direction of a call: the same at both, unless the ranks disagree.
-/// It is a progress word whose position stands for the rows.
-DEEP_EP_DEVICE std::uint64_t rail_shape(const TransferParams& params, std::uint64_t call, int rows_to_rail,
-                                        int rows_from_rail) {
-  const std::uint32_t rows = combine_shapes(params.shape, static_cast<std::uint32_t>(rows_to_rail));
-  const std::uint32_t shape = combine_shapes(rows, static_cast<std::uint32_t>(rows_from_rail));
-  return Progress::at(call + 1, shape >> (32 - Progress::kPositionBits));
-}
-/// The word that the rail in other node `number` sends by each lane ahead of its rows, and the value that it must have.
-DEEP_EP_DEVICE const std::uint64_t* shape_of(const TransferParams& params, int number, int lane) {
-  return params.common.window.rail_word(RailWindow::shape, params.common.grid.other(number), lane)
-      .in(params.common.own_heap());
-}
-DEEP_EP_DEVICE std::uint64_t expected_shape(const TransferParams& params, std::uint64_t call, int number) {
-  const int node = params.common.grid.other(number);
-  return rail_shape(params, call, params.counts.from_node[node], params.counts.to_node[node]);
-}
-/// Does the rail mean the same call? Asked when its word has come. A word of a later call agrees: a rail that has ended
-/// this call has compared, too.
-DEEP_EP_DEVICE bool shapes_agree(std::uint64_t expected, std::uint64_t theirs) {
-  return Progress::call_of(theirs) != Progress::call_of(expected) || theirs == expected;
-}
-
-/// One lane to a rail in one call, by one thread.
-class RailPoster {
+/// One lane to a rail in one call, by one thread. A fault that it meets is on record, and gives_up() finds it there.
+class RailPoster : Transfer {
  public:
   /// `pairs` stay where they are.
-  DEEP_EP_DEVICE RailPoster(const TransferParams& params, std::uint64_t call, int number, int lane, RailPairs& pairs)
-      : params_(params), call_(call), number_(number), lane_(lane), pairs_(pairs) {}
+  DEEP_EP_DEVICE RailPoster(const Transfer& of_call, int number, int lane, RailPairs& pairs)
+      : Transfer(of_call), number_(number), lane_(lane), pairs_(pairs) {}
 
   /// Sends the rail the shape, ahead of all rows. False after a fault.
   DEEP_EP_DEVICE bool send_shape() {
-    const std::uint64_t ours = rail_shape(params_, call_, rows_out_, rows_in_);
-    if (!rows_.signal(word_there(RailWindow::shape, lane_), state_.shape[lane_], ours)) return false;
+    const Place word = transfer.common.control.rail_word(ControlWindow::shape, nodes().node(), lane_);
+    if (!rows_.signal(word, state_.shape[lane_], rail_shape(rows_out_, rows_in_))) return false;
     first_entry_ = rows_.posted();
     rows_.flush();
     chunk_ = take_chunk();
     return true;
   }
   /// All is sent and its memory free again, and the rail has room for all that it sends.
-  DEEP_EP_DEVICE bool ended() const {
-    const bool credited = lane_ != 0 || credit_came_;
-    return compared_ && chunk_ >= rings_.chunks_for(rows_out_) && sent_ == posted_ && credited;
-  }
+  DEEP_EP_DEVICE bool ended() const { return compared_ && chunk_ >= chunks_out_ && sent_ == posted_ && credit_came_; }
   /// Does what can be done now. True if there was something.
   DEEP_EP_DEVICE bool step() {
-    const bool compared = may_look() && compare();
-    bool posted = false;
-    while (!failed_ && post_chunk()) posted = true;
+    bool did = !compared_ && !differs_ && may_look() && compare();
+    if (differs_) return false;  // no row of this shape goes; the next look ends the call
+    while (post_chunk()) did = true;
     rows_.flush();
-    const bool freed = free_chunks();
-    return (lane_ == 0 && give_credit()) || compared || posted || freed || failed_;
+    did = free_chunks() || did;
+    return give_credit() || did;
   }
-  DEEP_EP_DEVICE bool failed() const { return failed_; }
 
-  /// Asked now and then while nothing happens.
+  /// Asked now and then while nothing happens. It does nothing that only a step may do: a poster that had ended here
+  /// would make no step that says so.
   DEEP_EP_DEVICE bool gives_up(const Poll& poll) {
-    const ReportLate policy{params_.wait};
-    const int rail = params_.common.grid.rail_in(node_);
     // Puts a failure on record, which no other look would find before the end.
-    if (lane_ == 0) credit_.reached(credit_.posted());
-    if (policy.called_off({})) return true;
+    if (!credit_came_) credit_.reached(credit_.posted());
+    if (policy().called_off({})) return true;
     if (!may_be_late(poll.begin)) return false;
-    Awaited missing{rail, Wanted::nothing, 0};
+    Awaited missing{nodes().rail_in(node_), Wanted::nothing, 0};
     std::uint64_t seen = 0;
     if (sent_ < posted_) {
-      missing = {rail, Wanted::rdma_completion, entries_through(sent_)};
+      missing.wanted = Wanted::rdma_completion, missing.expected = entries_through(sent_);
     } else if (is_staged()) {
-      missing = {rail, Wanted::internode_credit, rings_.room_for(call_, chunk_)};
-      seen = load_acquire<Scope::system>(head_here());
-      if (seen >= missing.expected) return false;  // it has come meanwhile
+      if (has_room()) return false;  // it has come meanwhile
+      missing.wanted = Wanted::internode_credit, missing.expected = rings().room_for(call(), chunk_);
+      seen = seen_head_;
     } else if (!compared_) {
-      if (shape_came()) return false;  // and is compared behind the first chunk
-      missing = {rail, Wanted::internode_rows, Progress::at(call_ + 1)};
-    } else if (lane_ == 0 && !credit_came_ && head_ >= last_credit_) {
-      missing = {rail, Wanted::rdma_completion, credit_.posted()};
+      missing.wanted = Wanted::internode_rows, missing.expected = Progress::at(epoch);
+      if (shape_here() >= missing.expected) return false;  // the next step that may look compares it
+    } else if (!credit_came_ && head_ >= last_credit_) {
+      missing.wanted = Wanted::rdma_completion, missing.expected = credit_.posted();
     }
     // Without a missing word other warps of this rank are late, and say for which rank.
-    return missing.wanted != Wanted::nothing && policy.ends(missing, poll.begin, seen);
+    return policy().ends(missing, poll.begin, seen);
   }
   /// Gives the queue pairs back. False where one has failed.
   DEEP_EP_DEVICE bool close() {
@@ -291,11 +298,11 @@ class RailPoster {
   static constexpr int kRungTogether = 4;                ///< chunks
   static constexpr std::uint32_t kMostBytes = 2u << 20;  ///< under way to a rail: what 50 GB/s carry in 42 us
 
-  DEEP_EP_DEVICE bool is_alone() const { return params_.common.lanes == 1; }
-  DEEP_EP_DEVICE static int most_under_way(const Rings& rings, int lanes) {
-    const std::uint32_t bytes = rings.slot_bytes * static_cast<std::uint32_t>(rings.chunk_rows);
-    if (lanes == 1) return rings.chunks;  // no other lane could take them
-    const auto fit = static_cast<int>(kMostBytes / static_cast<std::uint32_t>(lanes) / bytes);
+  DEEP_EP_DEVICE bool is_alone() const { return transfer.common.lanes == 1; }
+  DEEP_EP_DEVICE int most_under_way() const {
+    if (is_alone()) return rings().chunks;  // no other lane could take them
+    const std::uint32_t bytes = rings().slot_bytes * static_cast<std::uint32_t>(rings().chunk_rows);
+    const auto fit = static_cast<int>(kMostBytes / static_cast<std::uint32_t>(transfer.common.lanes) / bytes);
     return fit < 2 ? 2 : fit < RailPairs::kMostUnderWay ? fit : RailPairs::kMostUnderWay;
   }
   /// The next chunk that no lane has taken; there may be none.
@@ -305,74 +312,58 @@ class RailPoster {
   }
 
   /// The first chunk waits for nothing that the rail does in this call, and each look costs it time.
-  DEEP_EP_DEVICE bool may_look() const { return posted_ != 0 || chunk_ >= rings_.chunks_for(rows_out_); }
-  DEEP_EP_DEVICE bool shape_came() const {
-    return Progress::call_of(load_acquire<Scope::system>(shape_of(params_, number_, lane_))) > call_;
-  }
+  DEEP_EP_DEVICE bool may_look() const { return posted_ != 0 || chunk_ >= chunks_out_; }
+  DEEP_EP_DEVICE std::uint64_t shape_here() const { return load_acquire<Scope::system>(shape_from(number_, lane_)); }
+  /// Has the shape come, and is it the same? A fault if it differs.
   DEEP_EP_DEVICE bool compare() {
-    if (compared_) return false;
-    const std::uint64_t theirs = load_acquire<Scope::system>(shape_of(params_, number_, lane_));
-    const std::uint64_t expected = expected_shape(params_, call_, number_);
-    if (Progress::call_of(theirs) < Progress::call_of(expected)) return false;
-    compared_ = true;
-    if (!shapes_agree(expected, theirs)) {
-      report_fault(params_.wait, FaultKind::mismatch, Wanted::internode_rows, params_.common.grid.rail_in(node_), 0,
-                   expected, theirs);
-      failed_ = true;
+    const std::uint64_t theirs = shape_here();
+    const std::uint64_t expected = expected_shape(number_);
+    if (Progress::call_of(theirs) < epoch) return false;
+    compared_ = shapes_agree(expected, theirs);
+    differs_ = !compared_;
+    if (differs_) {
+      report_fault(transfer.wait, FaultKind::mismatch, Wanted::internode_rows, nodes().rail_in(node_), 0, expected,
+                   theirs);
     }
-    return true;
+    return compared_;
   }
 
   /// The lane's chunk `at`, which has been posted, and whose memory has not been given back before this step.
   DEEP_EP_DEVICE int chunk_under_way(int at) const {
     return is_alone() ? at : pairs_.under_way[at % RailPairs::kMostUnderWay];
   }
-  DEEP_EP_DEVICE std::uint32_t rows_of(int chunk, int rows) const {
-    return static_cast<std::uint32_t>(rings_.rows_in(chunk, rows));
-  }
-  DEEP_EP_DEVICE ChunkState& state_of(int chunk) const { return state_.chunks[chunk % rings_.chunks]; }
-
-  DEEP_EP_DEVICE const std::uint64_t* head_here() const {
-    return params_.common.window.rail_word(RailWindow::head, node_).in(params_.common.own_heap());
-  }
-  DEEP_EP_DEVICE Place<std::uint64_t> word_there(RailWindow::RailWord which, int lane = 0) const {
-    return params_.common.window.rail_word(which, params_.common.grid.node(), lane);
-  }
-  /// The place of the next chunk is free: it may be staged. A lane alone frees all places itself, and has no more under
-  /// way than the ring holds.
-  DEEP_EP_DEVICE bool is_free() const { return is_alone() || stageable(params_, call_, number_, chunk_).is_reached(); }
-  /// The next chunk is staged. (Until the chunk that had its place is free, the counter is that one's.)
+  DEEP_EP_DEVICE ChunkState& state_of(int chunk) const { return state_.chunks[chunk % rings().chunks]; }
+  /// The next chunk is staged. Its place must be free: until then the counter is that of the chunk before. A lane alone
+  /// frees all places itself, and has no more under way than the ring holds.
   DEEP_EP_DEVICE bool is_staged() const {
-    return chunk_ < rings_.chunks_for(rows_out_) && is_free() &&
-           load_acquire<Scope::gpu>(&state_of(chunk_).staged) == rows_of(chunk_, rows_out_);
+    return chunk_ < chunks_out_ && (is_alone() || stageable(number_, chunk_).is_reached()) &&
+           load_acquire<Scope::gpu>(&state_of(chunk_).staged) == rings().rows_in(chunk_, rows_out_);
   }
   /// The rail has read what is in the place of the next chunk, and all of the calls before.
   DEEP_EP_DEVICE bool has_room() {
-    const std::uint64_t needed = rings_.room_for(call_, chunk_);
-    if (seen_head_ < needed) seen_head_ = load_acquire<Scope::system>(head_here());
+    const std::uint64_t needed = rings().room_for(call(), chunk_);
+    const Place head = transfer.common.control.rail_word(ControlWindow::head, node_);
+    if (seen_head_ < needed) seen_head_ = load_acquire<Scope::system>(head.in(own_heap()));
     return seen_head_ >= needed;
   }
   /// Rings now and then: a doorbell takes as long as a chunk, and a chunk that waits for the next ones comes late.
   DEEP_EP_DEVICE bool post_chunk() {
     if (posted_ - sent_ == most_under_way_) return false;
     // The word's value so far. It is loaded while the chunk is awaited, or known from the chunk that had the place.
-    const std::uint64_t before = is_alone()               ? state_.landed
-                                 : chunk_ < rings_.chunks ? load_relaxed<Scope::gpu>(&state_of(chunk_).sent)
-                                                          : Rings::through(call_, chunk_ - rings_.chunks);
+    const std::uint64_t before = is_alone()                ? state_.landed
+                                 : chunk_ < rings().chunks ? load_relaxed<Scope::gpu>(&state_of(chunk_).sent)
+                                                           : Rings::through(call(), chunk_ - rings().chunks);
     // Room first: it is there long before the rows are, and is looked for once.
-    if (chunk_ >= rings_.chunks_for(rows_out_) || !has_room() || !is_staged()) return false;
-    const NodeGrid& grid = params_.common.grid;
-    const int row = chunk_ * rings_.chunk_rows;
-    const std::size_t to = rings_.landing(grid.number_at(node_), row).offset;
-    const auto bytes = rows_of(chunk_, rows_out_) * rings_.slot_bytes;
-    const Place landed = params_.common.window.landed(grid.node(), landed_word(params_, chunk_));
-    if (!rows_.put(to, rings_.staging(number_, row).offset, bytes) ||
-        !rows_.signal_add(landed.offset, Rings::through(call_, chunk_) - before)) {
-      failed_ = true;
-      return true;
+    if (chunk_ >= chunks_out_ || !has_room() || !is_staged()) return false;
+    const int row = chunk_ * rings().chunk_rows;
+    const std::uint64_t through = Rings::through(call(), chunk_);
+    if (!rows_.put(rings().landing(nodes().number_at(node_), row).offset, rings().staging(number_, row).offset,
+                   rings().rows_in(chunk_, rows_out_) * rings().slot_bytes) ||
+        !rows_.signal_add(landed_word(nodes().node(), chunk_).offset, through - before)) {
+      return false;
     }
     if (is_alone()) {
-      state_.landed = Rings::through(call_, chunk_);
+      state_.landed = through;
     } else {
       pairs_.under_way[posted_ % RailPairs::kMostUnderWay] = chunk_;
     }
@@ -397,7 +388,7 @@ class RailPoster {
     fence<Scope::gpu>();  // one release for all: each takes as long as a chunk on the wire
     for (int at = before; at < sent_; ++at) {
       const int chunk = chunk_under_way(at);
-      store_relaxed<Scope::gpu>(&state_of(chunk).sent, Rings::through(call_, chunk));
+      store_relaxed<Scope::gpu>(&state_of(chunk).sent, Rings::through(call(), chunk));
     }
     return true;
   }
@@ -407,143 +398,156 @@ class RailPoster {
   DEEP_EP_DEVICE bool give_credit() {
     if (credit_came_) return false;
     if (head_ >= last_credit_) return credit_came_ = may_look() && credit_.reached(credit_.posted());
-    const int chunks = rings_.chunks_for(rows_in_);
-    while (credited_ < chunks && load_acquire<Scope::gpu>(&state_of(credited_).read) == rows_of(credited_, rows_in_)) {
-      store_relaxed<Scope::gpu>(&state_of(credited_).read, 0);
-      ++credited_;
+    for (; credited_ < chunks_in_; ++credited_) {
+      std::uint32_t* const read = &state_of(credited_).read;
+      if (load_acquire<Scope::gpu>(read) != rings().rows_in(credited_, rows_in_)) break;
+      store_relaxed<Scope::gpu>(read, 0);
     }
-    const std::uint64_t head = Progress::at(call_, static_cast<std::uint32_t>(credited_));
-    const auto step = static_cast<std::uint64_t>((rings_.chunks + 3) / 4);
-    if (head < head_ + step && head < last_credit_) return false;
-    if (!credit_.signal(word_there(RailWindow::head), state_.head, head)) {
-      failed_ = true;
-      return true;
-    }
+    const std::uint64_t head = Progress::at(call(), static_cast<std::uint32_t>(credited_));
+    if (head < head_ + static_cast<std::uint64_t>((rings().chunks + 3) / 4) && head < last_credit_) return false;
+    const Place word = transfer.common.control.rail_word(ControlWindow::head, nodes().node());
+    if (!credit_.signal(word, state_.head, head)) return false;
     head_ = head;
     credit_.flush();
     return true;
   }
 
-  const TransferParams& params_;
-  const std::uint64_t call_;
   const int number_, lane_;
   RailPairs& pairs_;
-  const Rings& rings_ = params_.rings;
-  RailState& state_ = params_.common.rails[number_];
-  const int node_ = params_.common.grid.other(number_);
-  const int rows_out_ = params_.counts.to_node[node_], rows_in_ = params_.counts.from_node[node_];
-  const int most_under_way_ = most_under_way(rings_, params_.common.lanes);
+  RailState& state_ = transfer.common.rails[number_];
+  const int node_ = nodes().other(number_);
+  const int rows_out_ = transfer.counts.to_node[node_], rows_in_ = transfer.counts.from_node[node_];
+  const int chunks_out_ = rings().chunks_for(rows_out_), chunks_in_ = rings().chunks_for(rows_in_);
+  const int most_under_way_ = most_under_way();
   /// That the rail needs in this call.
-  const std::uint64_t last_credit_ = rows_in_ == 0 ? 0 : rings_.room_for(call_, rings_.chunks_for(rows_in_) - 1);
-  std::uint64_t head_ = Progress::at(call_);  ///< credit that the rail has got
-  std::uint64_t seen_head_ = 0;               ///< credit that the rail has given, as last looked at
-  rdma::PortChannel<OneThread> rows_{pairs_[InternodeChannel::rows], params_.wait};
-  rdma::PortChannel<OneThread> credit_{pairs_[InternodeChannel::credit], params_.wait};
+  const std::uint64_t last_credit_ = rows_in_ == 0 ? 0 : rings().room_for(call(), chunks_in_ - 1);
+  std::uint64_t head_ = Progress::at(call());  ///< credit that the rail has got
+  std::uint64_t seen_head_ = 0;                ///< credit that the rail has given, as last looked at
+  rdma::PortChannel<OneThread> rows_{pairs_[InternodeChannel::rows], transfer.wait};
+  rdma::PortChannel<OneThread> credit_{pairs_[InternodeChannel::credit], transfer.wait};
   std::uint64_t first_entry_ = 0;  ///< of the chunks
   int chunk_ = 0;                  ///< that it has taken, to be posted next
   int posted_ = 0;                 ///< chunks of the lane
   int sent_ = 0;                   ///< of these, whose staging memory is free again
   int credited_ = 0;               ///< landed chunks that are read
-  bool credit_came_ = false;
-  bool compared_ = false;
-  bool failed_ = false;
+  bool credit_came_ = lane_ != 0;  ///< the first lane gives it
+  bool compared_ = false, differs_ = false;
 };
 
 /// By the posting warps of all blocks: a thread for each lane to a rail, all blocks in turn. The threads of a warp go
 /// round together: one that waited by itself could keep the others from what its rail waits for. `pairs`: in shared
 /// memory, for each thread of this block. False after a fault.
-DEEP_EP_DEVICE bool post_all(const TransferParams& params, std::uint64_t call, int poster_warp, RailPairs* pairs) {
-  const int others = params.common.grid.others();
-  const int all = others * params.common.lanes;
+DEEP_EP_DEVICE bool post_all(const Transfer& call, int poster_warp, RailPairs* pairs) {
+  const NormalParams& common = call.transfer.common;
+  const int all = common.grid.others() * common.lanes;
   const int first = poster_warp * kWarpSize * grid_blocks() + block_index();
   if (first >= all) return true;
   const int served = first + lane_index() * grid_blocks();
   const bool mine = served < all;
-  const int number = served % others;
-  const int lane = served / others;
+  const int number = served % common.grid.others();
+  const int lane = served / common.grid.others();
   RailPairs* const own = pairs + poster_warp * kWarpSize + (mine ? lane_index() : 0);
   for (int channel = 0; mine && channel < static_cast<int>(InternodeChannel::count); ++channel) {
     // One lane gives credit. In the others their own queue pair takes that place, and is not looked at there.
     const auto which = lane == 0 ? static_cast<InternodeChannel>(channel) : InternodeChannel::rows;
-    own->channel[channel] = params.common.queue_pair(which, params.common.grid.other(number), lane);
+    own->channel[channel] = common.queue_pair(which, common.grid.other(number), lane);
   }
   warp::sync();
   // (A thread without a lane only looks on.)
-  RailPoster poster(params, call, number, mine ? lane : 0, *own);
+  RailPoster poster(call, number, mine ? lane : 0, *own);
   bool good = warp::agree(!mine || poster.send_shape());
   while (good && warp::any(mine && !poster.ended())) {
     // A new wait after each step: the time runs while nothing happens.
     good = poll_until([&](Poll&) { return warp::any(mine && !poster.ended() && poster.step()); },
                       [&](const Poll& poll) { return warp::any(mine && !poster.ended() && poster.gives_up(poll)); });
-    good = warp::agree(good && !(mine && poster.failed()));
   }
   const bool closed = !mine || poster.close();
   return warp::agree(good && closed);
 }
 
-/// By all warps of a block: each does what its role is. `first(helps)`, `second(part, parts)`, which share the work
-/// among the warps of all blocks, and `local(warp)` return false after a fault. A local warp that has done its work
-/// helps those of the first role.
-template <bool kRails, class Rank, class First, class Second, class Local>
-DEEP_EP_DEVICE bool do_roles(const TransferParams& params, std::uint64_t call, const TransferShared<Rank>& shared,
-                             First first, Second second, Local local) {
-  const int second_warp = warp_index() - params.first_warps;
-  const int local_warp = warp_index() - params.moving_warps();
-  if constexpr (kRails) {
-    if (second_warp >= 0 && local_warp < 0) {
-      return second(second_warp * grid_blocks() + block_index(), params.second_warps * grid_blocks());
-    }
-    if (local_warp >= params.local_warps) return post_all(params, call, local_warp - params.local_warps, shared.pairs);
-  }
-  if (second_warp >= 0 && !local(local_warp)) return false;
-  return first(second_warp >= 0);
-}
-
-/// By the threads of one block, when no warp reads landed rows any more: gives the rails the credit for all of the call
-/// that they have not got.
-DEEP_EP_DEVICE void credit_rails(const TransferParams& params, std::uint64_t call) {
-  const NormalParams& common = params.common;
-  const NodeGrid& grid = common.grid;
-  for (int number = block_threads() - 1 - thread_index(); number < grid.others(); number += block_threads()) {
-    const int node = grid.other(number);
-    rdma::PortChannel<OneThread> credit(common.queue_pair(InternodeChannel::credit, node), params.wait);
-    credit.signal(common.window.rail_word(RailWindow::head, grid.node()), common.rails[number].head,
-                  Progress::at(call + 1));
-    credit.close();
-  }
-  for (int number = 0; number < grid.others(); ++number) {
-    const int chunks = params.rings.chunks_for(params.counts.from_node[grid.other(number)]);
-    for (int chunk = thread_index(); chunk < chunks && chunk < params.rings.chunks; chunk += block_threads()) {
-      store_relaxed<Scope::gpu>(&params.chunk_state(number, chunk).read, std::uint32_t{0});
-    }
-  }
-}
-
-/// Signals to the ranks of this node that this rank has ended the call, and waits for the same signal, `wanted`: their
-/// rows are here, and ours are read. By the threads of one block, when all blocks have done their work.
-template <bool kRails, class Policy>
-DEEP_EP_DEVICE void end_together(const TransferParams& params, const Policy& policy, IntranodeSignal signal,
-                                 Wanted wanted, std::uint64_t epoch) {
+/// Ends a call of this rank, by the threads of one block, when all blocks have done their work. Signals that to the
+/// ranks of this node, and waits for the same signal, `wanted`: their rows are here, and ours are read. Gives the rails
+/// the credit for all of the call that they have not got.
+template <bool kRails>
+DEEP_EP_DEVICE void end_together(const Transfer& call, IntranodeSignal signal, Wanted wanted) {
+  const TransferParams& params = call.transfer;
   const NormalParams& common = params.common;
   decltype(auto) grid = grid_of<kRails>(common);
+  const std::uint64_t ended = Progress::at(call.epoch, 1);
   const bool failed = aborted(params.wait);  // a block has failed: no rank may take its rows for stored
-  for (int index = thread_index(); !failed && index < grid.width; index += block_threads()) {
-    store_release<Scope::system>(common.signal_to(grid.first_of_node() + index, signal), Progress::at(epoch, 1));
-  }
+  block::each(failed ? 0 : int{grid.width}, [&](int index) {
+    store_release<Scope::system>(common.signal_to(grid.first_of_node() + index, signal), ended);
+  });
   // Behind the signals, which would wait for these stores.
   if (thread_index() == 0) store_relaxed<Scope::gpu>(&common.state->next_piece, std::uint32_t{0});
-  for (int number = thread_index(); number < grid.others(); number += block_threads()) {
-    store_relaxed<Scope::gpu>(&common.rails[number].next_chunk, std::uint32_t{0});
+  block::each(grid.width,
+              [&](int index) { store_relaxed<Scope::gpu>(common.state->local_tickets + index, std::uint32_t{0}); });
+  if constexpr (kRails) {
+    // By threads that wait for no rank below.
+    for (int number = block_threads() - 1 - thread_index(); number < grid.others(); number += block_threads()) {
+      store_relaxed<Scope::gpu>(&common.rails[number].next_chunk, std::uint32_t{0});
+      if (failed) continue;
+      rdma::PortChannel<OneThread> credit(common.queue_pair(InternodeChannel::credit, common.grid.other(number)),
+                                          params.wait);
+      credit.signal(common.control.rail_word(ControlWindow::head, grid.node()), common.rails[number].head,
+                    Progress::at(call.epoch));
+      credit.close();
+    }
+    for (int number = 0; number < (failed ? 0 : grid.others()); ++number) {
+      const int chunks = params.rings.chunks_for(params.counts.from_node[common.grid.other(number)]);
+      block::each(chunks < params.rings.chunks ? chunks : int{params.rings.chunks}, [&](int chunk) {
+        store_relaxed<Scope::gpu>(&params.chunk_state(number, chunk).read, std::uint32_t{0});
+      });
+    }
   }
-  for (int index = thread_index(); index < grid.width; index += block_threads()) {
-    store_relaxed<Scope::gpu>(common.state->local_tickets + index, std::uint32_t{0});
-  }
-  if (failed) return;
-  if constexpr (kRails) credit_rails(params, epoch - 1);
-  for (int index = thread_index(); index < grid.width; index += block_threads()) {
+  block::each(failed ? 0 : int{grid.width}, [&](int index) {
     const int peer = grid.first_of_node() + index;
-    wait_signal(policy, common.signal_from(peer, signal), {peer, wanted, Progress::at(epoch, 1)});
+    wait_signal(params.wait, common.signal_from(peer, signal), {peer, wanted, ended});
+  });
+}
+
+/// The kernel of dispatch or combine, by all threads of all blocks. `work` has the parts in which they differ:
+///   ours(index)          where our rows are, or are to go: a message to a rank of this node
+///   prepare()            while messages are under way
+///   learn(index)         waits for the message of such a rank. False after a fault
+///   met(good)            when the block has learnt of all, or not. Returns the same in all threads
+///   first(helps), second(part, parts), local(warp)   roles of warps: see TransferParams; false after a fault. A local
+///                        warp that has done its work helps those of the first role
+///   finish()             by the last block, when all ranks of this node have ended the call
+template <bool kRails, class Work>
+DEEP_EP_DEVICE void transfer_rows(Work& work, const Call& call, const Meeting& meeting) {
+  const TransferParams& params = work.transfer;
+  decltype(auto) grid = grid_of<kRails>(params.common);
+  bool good = call.begun;
+  if (good) {
+    // 1. Ranks of this node meet. That this kernel runs says that no earlier work uses the memory, the window included.
+    if (block_index() == 0) {
+      block::each(grid.width, [&](int index) { meeting.tell(grid.first_of_node() + index, work.ours(index)); });
+    }
+    work.prepare();
+    block::each(grid.width, [&](int index) { good = work.learn(meeting, index) && good; });
+    good = work.met(good);
   }
+  // 2. Each warp does what its role is.
+  if (good) {
+    const int second_warp = warp_index() - params.first_warps, local_warp = warp_index() - params.moving_warps();
+    const auto first = [&] { return (second_warp < 0 || work.local(local_warp)) && work.first(second_warp >= 0); };
+    if constexpr (kRails) {
+      good = local_warp >= params.local_warps ? post_all(work, local_warp - params.local_warps, work.shared.pairs)
+             : second_warp < 0 || local_warp >= 0
+                 ? first()
+                 : work.second(second_warp * grid_blocks() + block_index(), params.second_warps * grid_blocks());
+    } else {
+      good = first();
+    }
+    good = block::all(good);
+  }
+  // 3. The last block signals to the node, and waits until its ranks have done the same.
+  call.end([&] {
+    if (!good) return;
+    end_together<kRails>(work, Work::kSignal, Work::kEnd);
+    work.finish();
+  });
 }
 
 }  // namespace deep_ep::device::normal

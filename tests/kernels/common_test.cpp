@@ -163,9 +163,11 @@ TEST(Wait, ZeroIsNoDeadline) {
   FaultRecord faults[2] = {};
   std::uint64_t abort = 0;
   WaitContext context{.fault = faults, .abort = &abort};
-  EXPECT_FALSE(device::ReportLate{context}.ends({}, 0, 0));
+  const device::Awaited awaited{0, Wanted::counts, 1};
+  EXPECT_FALSE(device::ReportLate{context}.ends(awaited, 0, 0));
   context.timeout_ns = 1;
-  EXPECT_TRUE(device::ReportLate{context}.ends({}, 0, 0));
+  EXPECT_TRUE(device::ReportLate{context}.ends(awaited, 0, 0));
+  EXPECT_FALSE(device::ReportLate{context}.ends({0, Wanted::nothing, 0}, 0, 0));
 }
 
 TEST(Faults, TheFirstOneIsKept) {

@@ -11,7 +11,7 @@ namespace deep_ep::host_machine {
 
 struct Context {
   virtual ~Context() = default;
-  /// Where a new one begins. Does not return, but leaves by switching away for good.
+  /// A new one begins here. Does not return, but leaves by switching away for good.
   virtual void enter() {}
 
   boost::context::detail::fcontext_t place = nullptr;  ///< where it goes on; set while it is not running

@@ -25,7 +25,7 @@ namespace {
 /// may be under way than a process may open, 1024 by default.
 constexpr std::size_t kMostUnderWay = 512;
 
-/// What a rank tells the others.
+/// Each rank tells the others this.
 struct Offer {
   Token name = {};    ///< of the socket at which it takes descriptors; visible to every process of the host
   Token secret = {};  ///< what a peer must say there

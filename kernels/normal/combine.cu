@@ -19,7 +19,7 @@
 
 namespace deep_ep::device::normal {
 
-/// What the handle says of the rows between this rank and `peer`: equal at both, unless their handles are of different
+/// The handle counts the rows between this rank and `peer` so: equal at both, unless their handles are of different
 /// dispatches.
 struct RowsWithPeer {
   std::int32_t to_peer, from_peer;

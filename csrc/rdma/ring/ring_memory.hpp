@@ -24,7 +24,7 @@ struct RingOptions {
   // The memory of one queue pair begins with its ring. What one writes and what another writes are in lines of their
   // own.
   static constexpr std::size_t kLine = 128;
-  /// Where the one completion entry is, in bytes from the beginning.
+  /// The offset of the one completion entry, in bytes.
   std::size_t completion() const { return std::size_t{depth} * sizeof(device::rdma::WorkQueueEntry); }
   /// The doorbell record of an mlx5 queue pair, 4 bytes for receiving (unused), then 4 for sending; 64 bytes further,
   /// the record of its completion queue, which nobody writes.

@@ -15,7 +15,7 @@
   KERNEL(notify,                                   NotifyParams,              768) \
   KERNEL(dispatch,                                 DispatchParams,            512) \
   KERNEL(combine,                                  CombineParams,             512) \
-  KERNEL(barrier,                                  ElasticBarrierParams,      128) \
+  KERNEL(barrier,                                  IntranodeParams,           128) \
   KERNEL(dispatch_elastic,                         ElasticDispatchParams,     512) \
   KERNEL(combine_elastic,                          ElasticCombineParams,      512) \
   KERNEL(move_replicas,                            LoadBalanceParams,         512) \

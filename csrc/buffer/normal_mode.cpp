@@ -60,7 +60,6 @@ TransferParams transfer_params(std::size_t row_bytes, bool dispatches, const Nor
   const std::size_t local_begin = layout.window_at() + layout.window_bytes - local_bytes;
   TransferParams params{};
   params.common = common;
-  params.wait = mode.runtime.faults().wait_context();
   params.local = dispatches
                      ? LocalRings::make(local_begin, local_bytes, common.grid.width, common.num_ranks, row_bytes,
                                         common.control.fetched_rows(), Wanted::dispatch_rows, Wanted::dispatch_credit)
@@ -96,7 +95,7 @@ void copy_received(const DispatchParams& sent, const RowTargets& to, const Runti
   params.metadata.num_rows = params.num_spread = sent.output_rows;
   params.metadata.num_valid =
       sent.transfer.rank_prefix_matrix + (common.num_ranks - 1) * common.num_ranks + common.rank;
-  params.abort = sent.transfer.wait.abort;
+  params.abort = common.wait.abort;
   params.rows = from.x;
   params.spread_rows = to.x;
   params.row_bytes = shape.row_bytes;
@@ -302,6 +301,7 @@ NormalMode::NormalMode(Runtime& of_buffer) : runtime(of_buffer) {
       runtime.zeroed_memory<LayoutWork>(sizeof(LayoutWork) + sizeof(std::int32_t) * (ranks + ranks * experts + ranks));
   common.heaps = runtime.heap()->device_peers();
   common.state = state_.get();
+  common.wait = runtime.faults().wait_context();
   if (!rails()) return;
   rail_states_ = runtime.zeroed_memory<RailState>(static_cast<std::size_t>(common.grid.others()) * sizeof(RailState));
   common.rails = rail_states_.get();
@@ -400,7 +400,6 @@ void exchange_counts(const DispatchArguments& arguments, DispatchHandle& handle,
   const int experts = num_experts(arguments), ranks = common.num_ranks, nodes = mode.rails() ? common.grid.nodes() : 0;
   NotifyParams params{};
   params.common = common;
-  params.wait = mode.runtime.faults().wait_context();
   params.shape = call_shape(arguments, experts);
   params.num_tokens = static_cast<int>(tokens);
   params.num_local_experts = experts / ranks;
@@ -606,7 +605,7 @@ EventHandle Buffer::barrier(const CallOptions& call) {
   if (!mode.rails()) {
     const int most = std::min(in->policy().warps_per_block * 32, kernels::barrier::kMaxThreads);
     const int threads = std::min((in->num_ranks() + 31) / 32 * 32, most);
-    in->launch(choices::barrier, {mode.common, in->faults().wait_context()}, {1, threads}, scope);
+    in->launch(choices::barrier, mode.common, {1, threads}, scope);
     return scope.finish();
   }
   // Counts of all ranks are exchanged, though there are none.

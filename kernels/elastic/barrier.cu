@@ -1,20 +1,19 @@
 // A barrier of the ranks of one node, in stream order.
 #include "kernels/common/wait.hpp"
-#include "kernels/elastic/params.hpp"
 #include "kernels/kernel_list.hpp"
+#include "kernels/normal/params.hpp"
 #include "kernels/primitives/launch.hpp"
 
 namespace deep_ep::device {
 
 /// One block.
-DEEP_EP_DEVICE void barrier_body(const ElasticBarrierParams& params, std::byte*) {
-  const IntranodeParams& common = params.common;
-  const Call call = Call::begin(common.state->barrier, params.wait);
+DEEP_EP_DEVICE void barrier_body(const IntranodeParams& common, std::byte*) {
+  const Call call = Call::begin(common.state->barrier, common.wait);
   for (int peer = thread_index(); peer < common.num_ranks && call.begun; peer += block_threads()) {
     store_release<Scope::system>(common.signal_to(peer, IntranodeSignal::barrier), call.epoch);
   }
   for (int peer = thread_index(); peer < common.num_ranks && call.begun; peer += block_threads()) {
-    wait_signal(params.wait, common.signal_from(peer, IntranodeSignal::barrier), {peer, Wanted::barrier, call.epoch});
+    wait_signal(common.wait, common.signal_from(peer, IntranodeSignal::barrier), {peer, Wanted::barrier, call.epoch});
   }
   call.end([] {});
 }

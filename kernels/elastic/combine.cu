@@ -36,10 +36,10 @@ DEEP_EP_DEVICE void combine_elastic_body(const ElasticCombineParams& params, std
     const auto rows = static_cast<std::int32_t>(params.metadata.valid());
     shared.source_ends[rank] = end < rows ? end : rows;
   }
-  const Call call = Call::begin(common.state->combine, params.wait);
+  const Call call = Call::begin(common.state->combine, common.wait);
   if (call.begun) {
     // 1. This rank's window is free: the call before has ended here.
-    const Meeting meeting{common, {params.wait}, Wanted::combine_addresses, MeetingKind::combine, call.epoch};
+    const Meeting meeting{common, Wanted::combine_addresses, MeetingKind::combine, call.epoch};
     if (block_index() == 0) meeting.announce(arrival(params));
     // 2. Some warps push, and then all add. Blocks that only add need no word of others but their rows' flags.
     if (block_index() >= params.pushing_blocks || meet_and_push(params, shared, meeting)) {

@@ -56,8 +56,7 @@ struct ElasticAdder {
     bool good = true;
     if (token.last && !is_own(token)) {
       const IntranodeParams& common = params.common;
-      good = wait_signal(ReportLate{params.wait},
-                         common.control.pushed_flag(common.own_heap(), token.rank, slot_of(token)),
+      good = wait_signal(common.wait, common.control.pushed_flag(common.own_heap(), token.rank, slot_of(token)),
                          {token.rank, Wanted::combine_rows, Progress::at(epoch, 1)});
     }
     return warp::agree(good);

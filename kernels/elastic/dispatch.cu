@@ -77,7 +77,7 @@ DEEP_EP_DEVICE bool meet(const ElasticDispatchParams& params, std::uint64_t epoc
                               params.window.max_tokens, params.fresh ? 0 : 1},
                              params.num_tokens,
                              params.shape};
-  const Meeting meeting{params.common, {params.wait}, Wanted::dispatch_addresses, MeetingKind::dispatch, epoch};
+  const Meeting meeting{params.common, Wanted::dispatch_addresses, MeetingKind::dispatch, epoch};
   if (block_index() == 0) meeting.announce(ours);
   // A call that is not fresh compares nothing behind these.
   const std::size_t heard = params.fresh ? sizeof ours : offsetof(DispatchArrival, shape);
@@ -137,7 +137,7 @@ DEEP_EP_DEVICE void end_dispatch(const ElasticDispatchParams& params, const Call
   const bool waits = good && warp_index() == block_warps() - 1;
 #pragma unroll 1
   for (int peer = lane_index(); waits && peer < common.num_ranks; peer += kWarpSize) {
-    wait_signal(params.wait, common.signal_from(peer, IntranodeSignal::dispatch_rows),
+    wait_signal(common.wait, common.signal_from(peer, IntranodeSignal::dispatch_rows),
                 {peer, Wanted::dispatch_rows, Progress::at(call.epoch)});
   }
   block::sync();
@@ -152,7 +152,7 @@ DEEP_EP_DEVICE void dispatch_elastic_body(const ElasticDispatchParams& params, s
   const WarpStages shared(Carver(memory), params.sending_warps, params.pipe);
   ElasticSender sender{params, shared.pipe(warp_index() < params.sending_warps ? warp_index() : 0)};
   const std::uint64_t epoch = common.state->dispatch.epoch();
-  const bool may_begin = !aborted(params.wait);
+  const bool may_begin = !aborted(common.wait);
   sender.prepare();
   const Call call{common.state->dispatch, epoch, block::all(may_begin)};
 

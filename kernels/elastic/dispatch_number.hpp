@@ -72,14 +72,14 @@ struct ToldTokens {
         }
         return all;
       };
-      good = good && wait_until(ReportLate{params.wait}, awaited, arrived);
+      good = good && wait_until(ReportLate{params.common.wait}, awaited, arrived);
     }
     return good;
   }
 
   /// By a whole block, when it is known how many tokens each source has.
   DEEP_EP_DEVICE void number() const {
-    const SelectionNumberer<ToldTokens> numberer{*this, params.numbers, shared, params.wait};
+    const SelectionNumberer<ToldTokens> numberer{*this, params.numbers, shared, params.common.wait};
     // Nothing of this needs selections, so they are awaited behind it.
     numberer.clear();
     if (warp_index() == 0) {  // where the tokens of each source end
@@ -93,7 +93,7 @@ struct ToldTokens {
       good = fetch_few();
     } else {
       block::each(num_ranks(), [&](int peer) {
-        good = wait_signal(params.wait, params.common.signal_from(peer, IntranodeSignal::selections),
+        good = wait_signal(params.common.wait, params.common.signal_from(peer, IntranodeSignal::selections),
                            {peer, Wanted::counts, epoch}) &&
                good;
       });

@@ -34,7 +34,6 @@ struct ToldSelections {
 
 struct ElasticDispatchParams : SentRows {
   IntranodeParams common;
-  WaitContext wait;
   bool fresh;               ///< selections are told and numbered
   CallShape shape;          ///< fresh: must agree
   HostCounts* host_counts;  ///< out, fresh: nullptr when the host does not wait

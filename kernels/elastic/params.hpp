@@ -9,11 +9,6 @@
 
 namespace deep_ep {
 
-struct ElasticBarrierParams {
-  IntranodeParams common;
-  WaitContext wait;
-};
-
 struct ElasticCombineShared {
   static constexpr std::size_t kMostShared = 8;  ///< rows that warps of a block share, two or more warps each
 
@@ -29,7 +24,6 @@ struct ElasticCombineShared {
 
 struct ElasticCombineParams {
   IntranodeParams common;
-  WaitContext wait;
   int num_topk;
   int num_local_experts;
   std::uint32_t row_bytes;

@@ -116,11 +116,10 @@ struct ReplicatedPieces {
 /// on before all have done their part.
 DEEP_EP_DEVICE void move_replicas_body(const LoadBalanceParams& params, std::byte* /*shared*/) {
   const IntranodeParams& common = params.common;
-  const Call call = Call::begin(common.state->load_balance, params.wait);
+  const Call call = Call::begin(common.state->load_balance, common.wait);
 
   // 1. All ranks come.
-  const Meeting meeting{common,     {params.wait},    Wanted::load_balance_call, MeetingKind::load_balance,
-                        call.epoch, params.first_rank};
+  const Meeting meeting{common, Wanted::load_balance_call, MeetingKind::load_balance, call.epoch, params.first_rank};
   const Arrival ours{{0, 0, 0, 0, static_cast<std::int32_t>(params.shape ^ params.shape >> 32)}};
   if (call.begun && block_index() == 0) meeting.announce(ours);
   const bool come = call.begun && meeting.hear_all(ours);
@@ -133,12 +132,12 @@ DEEP_EP_DEVICE void move_replicas_body(const LoadBalanceParams& params, std::byt
   // 3. The last block tells all ranks, and waits until they are done, too.
   call.end([&] {
     // After a fault in another block its pieces are missing, and no peer may take them for moved.
-    const int peers = good && !aborted(params.wait) ? common.num_ranks : 0;
+    const int peers = good && !aborted(common.wait) ? common.num_ranks : 0;
     block::each(peers, [&](int peer) {
       store_release<Scope::system>(common.signal_to(peer, IntranodeSignal::load_balance_done), call.epoch);
     });
     block::each(peers, [&](int peer) {
-      wait_signal(params.wait, common.signal_from(peer, IntranodeSignal::load_balance_done),
+      wait_signal(common.wait, common.signal_from(peer, IntranodeSignal::load_balance_done),
                   {params.first_rank + peer, Wanted::load_balance_done, call.epoch});
     });
     if (thread_index() == 0) store_relaxed<Scope::gpu>(&common.state->next_piece, std::uint32_t{0});

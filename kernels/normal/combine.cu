@@ -329,7 +329,7 @@ DEEP_EP_DEVICE void combine_body(const CombineParams& params, std::byte* memory)
   // Loaded while the block finds out which call it is.
   const RowsWithPeer with_first(transfer, grid.first_of_node(), thread_index() < grid.width ? thread_index() : 0,
                                 grid.index());
-  const Call call = Call::begin(kRails ? common.state->transfer : common.state->combine, transfer.wait);
+  const Call call = Call::begin(kRails ? common.state->transfer : common.state->combine, common.wait);
   const int local_warp = warp_index() - transfer.moving_warps();
   Combine<kRails> combine{{transfer, call.epoch},
                           params,
@@ -342,8 +342,7 @@ DEEP_EP_DEVICE void combine_body(const CombineParams& params, std::byte* memory)
                            shared.local_next + local_warp * grid.num_ranks,
                            shared.pipes.pipe(local_warp),
                            shared.pieces[local_warp]}};
-  transfer_rows<kRails>(combine, call,
-                        {common, {transfer.wait}, Wanted::combine_addresses, MeetingKind::combine, call.epoch});
+  transfer_rows<kRails>(combine, call, {common, Wanted::combine_addresses, MeetingKind::combine, call.epoch});
 }
 
 }  // namespace deep_ep::device::normal

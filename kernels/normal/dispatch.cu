@@ -475,7 +475,7 @@ struct Dispatch : Transfer {
   }
   DEEP_EP_DEVICE void finish() const {
     const auto note = [&](Wanted wanted, std::int64_t rows, std::int64_t room) {
-      note_fault(transfer.wait, FaultKind::overflow, wanted, grid().rank, 0, static_cast<std::uint64_t>(rows),
+      note_fault(transfer.common.wait, FaultKind::overflow, wanted, grid().rank, 0, static_cast<std::uint64_t>(rows),
                  static_cast<std::uint64_t>(room));
     };
     if (thread_index() != 0) return;
@@ -496,12 +496,11 @@ DEEP_EP_DEVICE void dispatch_body(const DispatchParams& params, std::byte* memor
   const NormalParams& common = transfer.common;
   const DispatchShared shared(Carver(memory), transfer, grid_blocks());
   // When notify found that the ranks disagree, no rank sends anything.
-  const Call call = Call::begin(kRails ? common.state->transfer : common.state->dispatch, transfer.wait);
+  const Call call = Call::begin(kRails ? common.state->transfer : common.state->dispatch, common.wait);
   decltype(auto) grid = grid_of<kRails>(common);
   const std::int64_t received = call.begun ? transfer.end_of(grid.num_ranks - 1, grid.index()) : 0;
   Dispatch<kRails> dispatch{{transfer, call.epoch}, params, shared, shared.pipes.pipe(warp_index()), received};
-  transfer_rows<kRails>(dispatch, call,
-                        {common, {transfer.wait}, Wanted::dispatch_addresses, MeetingKind::dispatch, call.epoch});
+  transfer_rows<kRails>(dispatch, call, {common, Wanted::dispatch_addresses, MeetingKind::dispatch, call.epoch});
 }
 
 }  // namespace deep_ep::device::normal

@@ -12,7 +12,6 @@ namespace deep_ep::device {
 
 struct Meeting {
   const IntranodeParams& common;
-  ReportLate wait;
 
   Wanted wanted;
   MeetingKind kind;
@@ -43,7 +42,7 @@ struct Meeting {
     static_assert(sizeof(Message) % sizeof(std::uint64_t) == 0 && kCells * sizeof(Cell) <= sizeof(Mailbox));
     const Mailbox& box = box_of(rank);
     std::uint64_t words[kCells] = {};
-    const bool came = wait_until(wait, awaited(rank), [&](Poll& poll) {
+    const bool came = wait_until(ReportLate{common.wait}, awaited(rank), [&](Poll& poll) {
       bool all = true;
 #pragma unroll
       for (int i = 0; i < kCells; ++i) {
@@ -62,8 +61,8 @@ struct Meeting {
   /// It comes from another block, which would not begin any more, and peers would wait for it in vain. `on`: what a
   /// fault record calls it.
   DEEP_EP_DEVICE void report(const Difference& found, int rank, Wanted on) const {
-    wait_signal(wait, &box_of(common.rank).cells[0].epoch, awaited(common.rank));
-    report_fault(wait.context, FaultKind::mismatch, on, first_rank + rank, found.at, found.ours, found.theirs);
+    wait_signal(common.wait, &box_of(common.rank).cells[0].epoch, awaited(common.rank));
+    report_fault(common.wait, FaultKind::mismatch, on, first_rank + rank, found.at, found.ours, found.theirs);
   }
   /// Does what `rank` has said agree with ours? Reports it otherwise.
   template <int kWords>

@@ -139,7 +139,7 @@ struct Notify {
   using Peer = rdma::PortChannel<OneThread>;
   /// The rail in node `node`, for one thread.
   DEEP_EP_DEVICE Peer peer_in(int node) const {
-    return {common().queue_pair(InternodeChannel::rows, node), params.wait};
+    return {common().queue_pair(InternodeChannel::rows, node), common().wait};
   }
   /// By a whole warp: sends our counts for node `node` to the rail there.
   DEEP_EP_DEVICE void send_to(int node) const {
@@ -161,7 +161,7 @@ struct Notify {
   DEEP_EP_DEVICE void relay_from(int node) const {
     const int rail = grid().rail_in(node);
     const std::uint64_t* landed = common().control.rail_word(ControlWindow::notified, node).in(common().own_heap());
-    if (!wait_signal<WholeWarp>(params.wait, landed, {rail, Wanted::counts, epoch})) return;
+    if (!wait_signal<WholeWarp>(common().wait, landed, {rail, Wanted::counts, epoch})) return;
     warp::sync();
     const SourceCounts from =
         common().control.counts_in(common().own_heap(), common().control.landed_counts(epoch, node));
@@ -209,7 +209,7 @@ struct Notify {
         const int relay = grid().first_of_node() + source % grid().width;
         if (relay != grid().rank) speaker = relay;
       }
-      good = wait_signal(params.wait, common().signal_from(source, IntranodeSignal::notify),
+      good = wait_signal(common().wait, common().signal_from(source, IntranodeSignal::notify),
                          {speaker, Wanted::counts, all_columns()}) &&
              good;
     }
@@ -223,7 +223,7 @@ struct Notify {
     for (int source = thread_index(); source < grid().num_ranks; source += block_threads()) {
       const Difference found = difference(params.shape.word, counts_of(source).shape->word);
       if (found.at < 0) continue;
-      report_fault(params.wait, FaultKind::mismatch, Wanted::counts, source, found.at, found.ours, found.theirs);
+      report_fault(common().wait, FaultKind::mismatch, Wanted::counts, source, found.at, found.ours, found.theirs);
       good = false;
     }
     return good;
@@ -264,7 +264,7 @@ struct Notify {
 template <bool kRails>
 DEEP_EP_DEVICE void notify_body(const NotifyParams& params, std::byte* memory) {
   const NormalParams& common = params.common;
-  const Call call = Call::begin(common.state->notify, params.wait);
+  const Call call = Call::begin(common.state->notify, common.wait);
   const Notify<kRails> notify{params, reinterpret_cast<std::int32_t*>(memory), call.epoch};
 
   if (call.begun) {

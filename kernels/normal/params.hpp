@@ -33,6 +33,7 @@ struct IntranodeParams {
   std::byte* const* heaps = nullptr;  ///< heap base of every rank of the node as this rank maps it; readable by kernels
   ControlWindow control;
   KernelState* state = nullptr;
+  WaitContext wait;
 
   DEEP_EP_DEVICE std::byte* own_heap() const { return heaps[rank]; }
   DEEP_EP_DEVICE std::uint64_t* signal_to(int peer, IntranodeSignal kind) const {
@@ -90,7 +91,6 @@ DEEP_EP_DEVICE decltype(auto) grid_of(const NormalParams& common) {
 
 struct NotifyParams {
   NormalParams common;
-  WaitContext wait;
   CallShape shape;
   int num_tokens;
   int num_local_experts;
@@ -118,7 +118,6 @@ DEEP_EP_HOST_DEVICE constexpr std::uint32_t combine_shapes(std::uint32_t first, 
 
 struct TransferParams {
   NormalParams common;
-  WaitContext wait;
   LocalRings local;
   const std::int32_t* destination_row;     ///< [num_tokens, num_ranks]
   const std::int32_t* rank_prefix_matrix;  ///< [num_ranks, width]

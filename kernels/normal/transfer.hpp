@@ -121,7 +121,7 @@ struct TokenRing {
             rings().words.released.in(params.common.own_heap()) + rings().slot_of(here, n)};
   }
   /// By a whole warp. False after a fault.
-  DEEP_EP_DEVICE bool acquire(std::int32_t n) const { return room(n).await<WholeWarp>({params.wait}); }
+  DEEP_EP_DEVICE bool acquire(std::int32_t n) const { return room(n).await<WholeWarp>({params.common.wait}); }
   DEEP_EP_DEVICE std::byte* slot_there(std::int32_t n) const {
     return rings().slot(there, n).in(params.common.heaps[peer]);
   }
@@ -154,7 +154,7 @@ struct Transfer {
   const TransferParams& transfer;
   std::uint64_t epoch;
 
-  DEEP_EP_DEVICE ReportLate policy() const { return {transfer.wait}; }
+  DEEP_EP_DEVICE ReportLate policy() const { return {transfer.common.wait}; }
   DEEP_EP_DEVICE const Rings& rings() const { return transfer.rings; }
   DEEP_EP_DEVICE const NodeGrid& nodes() const { return transfer.common.grid; }
   DEEP_EP_DEVICE std::byte* own_heap() const { return transfer.common.own_heap(); }
@@ -322,8 +322,8 @@ class RailPoster : Transfer {
     compared_ = shapes_agree(expected, theirs);
     differs_ = !compared_;
     if (differs_) {
-      report_fault(transfer.wait, FaultKind::mismatch, Wanted::internode_rows, nodes().rail_in(node_), 0, expected,
-                   theirs);
+      report_fault(transfer.common.wait, FaultKind::mismatch, Wanted::internode_rows, nodes().rail_in(node_), 0,
+                   expected, theirs);
     }
     return compared_;
   }
@@ -423,8 +423,8 @@ class RailPoster : Transfer {
   const std::uint64_t last_credit_ = rows_in_ == 0 ? 0 : rings().room_for(call(), chunks_in_ - 1);
   std::uint64_t head_ = Progress::at(call());  ///< credit that the rail has got
   std::uint64_t seen_head_ = 0;                ///< credit that the rail has given, as last looked at
-  rdma::PortChannel<OneThread> rows_{pairs_[InternodeChannel::rows], transfer.wait};
-  rdma::PortChannel<OneThread> credit_{pairs_[InternodeChannel::credit], transfer.wait};
+  rdma::PortChannel<OneThread> rows_{pairs_[InternodeChannel::rows], transfer.common.wait};
+  rdma::PortChannel<OneThread> credit_{pairs_[InternodeChannel::credit], transfer.common.wait};
   std::uint64_t first_entry_ = 0;  ///< of the chunks
   int chunk_ = 0;                  ///< that it has taken, to be posted next
   int posted_ = 0;                 ///< chunks of the lane
@@ -474,7 +474,7 @@ DEEP_EP_DEVICE void end_together(const Transfer& call, IntranodeSignal signal, W
   const NormalParams& common = params.common;
   decltype(auto) grid = grid_of<kRails>(common);
   const std::uint64_t ended = Progress::at(call.epoch, 1);
-  const bool failed = aborted(params.wait);  // a block has failed: no rank may take its rows for stored
+  const bool failed = aborted(common.wait);  // a block has failed: no rank may take its rows for stored
   block::each(failed ? 0 : int{grid.width}, [&](int index) {
     store_release<Scope::system>(common.signal_to(grid.first_of_node() + index, signal), ended);
   });
@@ -488,7 +488,7 @@ DEEP_EP_DEVICE void end_together(const Transfer& call, IntranodeSignal signal, W
       store_relaxed<Scope::gpu>(&common.rails[number].next_chunk, std::uint32_t{0});
       if (failed) continue;
       rdma::PortChannel<OneThread> credit(common.queue_pair(InternodeChannel::credit, common.grid.other(number)),
-                                          params.wait);
+                                          common.wait);
       credit.signal(common.control.rail_word(ControlWindow::head, grid.node()), common.rails[number].head,
                     Progress::at(call.epoch));
       credit.close();
@@ -502,7 +502,7 @@ DEEP_EP_DEVICE void end_together(const Transfer& call, IntranodeSignal signal, W
   }
   block::each(failed ? 0 : int{grid.width}, [&](int index) {
     const int peer = grid.first_of_node() + index;
-    wait_signal(params.wait, common.signal_from(peer, signal), {peer, wanted, ended});
+    wait_signal(common.wait, common.signal_from(peer, signal), {peer, wanted, ended});
   });
 }
 

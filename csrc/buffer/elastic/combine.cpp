@@ -236,7 +236,6 @@ CombineResult Buffer::combine_elastic(const ElasticCombineArguments& arguments, 
   CallScope scope(in->calls(), call);
   CombineResult result = make_sums(arguments.x, params.num_tokens, params.weighted ? params.num_topk : 0,
                                    &params.combined_x, &params.combined_weights, scope);
-  params.wait = in->faults().wait_context();
   // All ranks have equally many passes: these follow from arguments that are equal on all ranks.
   for (TokenWindow& window = params.window; window.first_token < window.max_tokens;
        window.first_token += window.tokens) {

@@ -244,7 +244,6 @@ void dispatch_in_node(ElasticDispatchResult& result, const ElasticDispatchArgume
   ElasticDispatchParams params{};
   static_cast<SentRows&>(params) = sent_rows(sent, experts);
   params.common = mode.common;
-  params.wait = runtime.faults().wait_context();
   params.weighted = arguments.topk_weights.has_value();
   params.fresh = arguments.handle == nullptr;
   if (params.fresh) {
@@ -270,7 +269,7 @@ void dispatch_in_node(ElasticDispatchResult& result, const ElasticDispatchArgume
   TokenWindow& window = params.window;
   const auto* beside = reinterpret_cast<const std::uint32_t*>(own_heap + window.beside_at);
   SpreadRowsParams moving{};
-  moving.abort = params.wait.abort;
+  moving.abort = mode.common.wait.abort;
   moving.rows = moving.heap = own_heap;
   moving.row_bytes = params.rows.row_bytes;
   moving.scales = beside;
@@ -306,7 +305,7 @@ ElasticDispatchHandle number_rows(const ElasticDispatchArguments& arguments, con
   const DispatchHandle& route = came.handle;
   const LaunchPolicy& policy = runtime.policy();
   NumberRowsParams params{};
-  params.wait = runtime.faults().wait_context();
+  params.wait = common.wait;
   NumberingParams& numbers = params.numbers = numbering_params(arguments, runtime);
   numbers.warps = runtime.warps(kernels::number_selections::kMaxThreads);
   const std::size_t shared_bytes =
@@ -352,7 +351,7 @@ void dispatch_by_rails(ElasticDispatchResult& result, const ElasticDispatchArgum
   const ElasticDispatchHandle& tables = fresh ? result.handle : *arguments.handle;
   const RowShape rows = sent_rows(sent, experts).rows;
   SpreadRowsParams moving{};
-  moving.abort = mode.runtime.faults().wait_context().abort;
+  moving.abort = mode.common.wait.abort;
   moving.rows = came.recv_x.as<std::byte>();
   moving.row_bytes = rows.row_bytes;
   moving.scales = memory_of<std::uint32_t>(came.recv_x_scales);

@@ -75,7 +75,6 @@ EventHandle enqueue(LoadBalanceParams& params, int num_sms, Runtime& runtime, co
     mix(payload.slots_at);
     mix(payload.bytes);
   }
-  params.wait = runtime.faults().wait_context();
   // Loads of many warps hide how far away the peers' memory is.
   const LaunchShape shape{.blocks = runtime.sms(num_sms, defaults::kLoadBalanceSms),
                           .threads = runtime.warps(kernels::move_replicas::kMaxThreads) * 32,

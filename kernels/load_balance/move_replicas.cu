@@ -120,7 +120,7 @@ DEEP_EP_DEVICE void move_replicas_body(const LoadBalanceParams& params, std::byt
 
   // 1. All ranks come.
   const Meeting meeting{common, Wanted::load_balance_call, MeetingKind::load_balance, call.epoch, params.first_rank};
-  const Arrival ours{{0, 0, 0, 0, static_cast<std::int32_t>(params.shape ^ params.shape >> 32)}};
+  const Arrival ours{{0, 0, 0, 0, static_cast<std::int32_t>(params.shape)}};
   if (call.begun && block_index() == 0) meeting.announce(ours);
   const bool come = call.begun && meeting.hear_all(ours);
   fence<Scope::system>();  // gradients that peers had written before are read by ordinary loads

@@ -24,7 +24,7 @@ struct LoadBalanceParams {
   IntranodeParams common;  ///< of the node: as if there were no other ranks
   int first_rank;          ///< of the node, among all ranks
   bool reduces;            ///< gradients are added up; else weights are copied
-  std::uint64_t shape;     ///< a number made of all that must agree: `reduces`, numbers, where slots lie
+  std::uint32_t shape;     ///< a number made of all that must agree: `reduces`, numbers, where slots lie
 
   const std::int32_t* mapping;  ///< [ranks of the node, num_slots]: the expert of each slot
   int num_slots;                ///< of a rank

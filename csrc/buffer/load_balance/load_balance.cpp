@@ -33,7 +33,7 @@ LoadBalanceParams params_of_call(const BufferCall& in, const ConstTensorView& ma
   return params;
 }
 
-/// Checks the slots and experts of one tensor, and lists it. `dtypes`: none for any.
+/// Checks the slots and experts of one tensor, and lists it behind the others. `dtypes`: none for any.
 void add_payload(LoadBalanceParams& params, const Runtime& runtime, const std::string& slots_name,
                  const ConstTensorView& slots, const std::string& own_name, const ConstTensorView& own,
                  std::initializer_list<DType> dtypes) {
@@ -54,27 +54,17 @@ void add_payload(LoadBalanceParams& params, const Runtime& runtime, const std::s
                           row_bytes(slots), slots_name);
   }
   params.num_local_experts = static_cast<int>(own.size(0));
-  params.payloads[params.num_payloads++] = {
-      .own = const_cast<std::byte*>(own.as<std::byte>()),
-      .slots_at = static_cast<std::uint64_t>(slots.as<std::byte>() - runtime.heap()->local()),
-      .bytes = static_cast<std::uint32_t>(row_bytes(slots)),
-      .first_piece = 0};
+  const std::int64_t slots_at = slots.as<std::byte>() - runtime.heap()->local();
+  const auto bytes = static_cast<std::uint32_t>(row_bytes(slots));
+  params.payloads[params.num_payloads++] = {const_cast<std::byte*>(own.as<std::byte>()),
+                                            static_cast<std::uint64_t>(slots_at), bytes, params.num_pieces};
+  params.num_pieces += (bytes + LoadBalanceParams::kPieceBytes - 1) / LoadBalanceParams::kPieceBytes;
+  params.shape = shape_of({params.shape, slots_at, slots_at >> 32, bytes});
 }
 
 /// When all tensors are there.
 EventHandle enqueue(LoadBalanceParams& params, int num_sms, Runtime& runtime, const CallOptions& call) {
-  params.shape = 0xcbf29ce484222325;
-  const auto mix = [&](std::uint64_t word) { params.shape = (params.shape ^ word) * 0x100000001b3; };  // FNV-1a
-  mix(params.reduces);
-  mix(static_cast<std::uint64_t>(params.num_slots));
-  mix(static_cast<std::uint64_t>(params.num_local_experts));
-  for (int i = 0; i < params.num_payloads; ++i) {
-    ExpertPayload& payload = params.payloads[i];
-    payload.first_piece = params.num_pieces;
-    params.num_pieces += (payload.bytes + LoadBalanceParams::kPieceBytes - 1) / LoadBalanceParams::kPieceBytes;
-    mix(payload.slots_at);
-    mix(payload.bytes);
-  }
+  params.shape = shape_of({params.shape, params.reduces ? 1 : 0, params.num_slots, params.num_local_experts});
   // Loads of many warps hide how far away the peers' memory is.
   const LaunchShape shape{.blocks = runtime.sms(num_sms, defaults::kLoadBalanceSms),
                           .threads = runtime.warps(kernels::move_replicas::kMaxThreads) * 32,

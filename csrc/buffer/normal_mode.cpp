@@ -35,7 +35,6 @@ void check_layout(const DispatchArguments& arguments, const Runtime& runtime) {
   if (arguments.topk_weights && !arguments.topk_idx) {
     throw InvalidArgument("topk_weights is given, allowed: only with topk_idx, which is missing");
   }
-  if (arguments.topk_idx) check_selections(arguments, runtime);
   check_range("expert_alignment", arguments.expert_alignment, 1, 1 << 20);
   check_range("num_worst_tokens", arguments.num_worst_tokens, 0, INT32_MAX);
 }
@@ -162,28 +161,6 @@ void plan_warps(CombineParams& params, int blocks, const Runtime& runtime, bool 
 
 }  // namespace
 
-void check_sent_rows(const DispatchArguments& arguments, const Runtime& runtime) {
-  const ConstTensorView& x = arguments.x;
-  check_tensor("x", x, runtime.device(), {}, {kAnySize, kAnySize});
-  check_row_bytes("x", x);
-  check_token_count("number of tokens", x.size(0), runtime.nodes());
-  if (const auto& scales = arguments.x_scales) {
-    check_strided_tensor("x_scales", *scales, runtime.device(), {DType::float32, DType::int32}, {x.size(0), kAnySize});
-    check_range("width of x_scales", scales->size(1), 0, INT32_MAX / 4);
-  }
-  check_sms(arguments.num_sms);
-}
-
-void check_selections(const DispatchArguments& arguments, const Runtime& runtime) {
-  const ConstTensorView& topk_idx = *arguments.topk_idx;
-  const std::int64_t tokens = arguments.x.size(0);
-  check_tensor("topk_idx", topk_idx, runtime.device(), {DType::int32, DType::int64}, {tokens, kAnySize});
-  check_range("width of topk_idx", topk_idx.size(1), 1, kMaxTopk);
-  if (const auto& weights = arguments.topk_weights) {
-    check_tensor("topk_weights", *weights, runtime.device(), {DType::float32}, {tokens, topk_idx.size(1)});
-  }
-}
-
 CallShape call_shape(const DispatchArguments& arguments, int num_experts) {
   const auto& scales = arguments.x_scales;
   const auto& selections = arguments.topk_idx;
@@ -193,25 +170,37 @@ CallShape call_shape(const DispatchArguments& arguments, int num_experts) {
            word(arguments.x.dtype), scales ? word(scales->dtype) : 0, arguments.topk_weights ? 1 : 0}};
 }
 
-SentRows sent_rows(const DispatchArguments& arguments, int num_local_experts) {
-  SentRows params{};
-  params.num_tokens = static_cast<int>(arguments.x.size(0));
-  params.x = arguments.x.as<std::byte>();
-  params.rows.row_bytes = static_cast<std::uint32_t>(row_bytes(arguments.x));
+SentRows sent_rows(const DispatchArguments& arguments, int num_local_experts, const Runtime& runtime) {
+  const ConstTensorView& x = arguments.x;
+  const Device device = runtime.device();
+  check_tensor("x", x, device, {}, {kAnySize, kAnySize});
+  check_row_bytes("x", x);
+  const std::int64_t tokens = x.size(0);
+  check_token_count("number of tokens", tokens, runtime.nodes());
+  check_sms(arguments.num_sms);
+  SentRows sent{};
+  RowShape& shape = sent.rows;
+  sent.num_tokens = static_cast<int>(tokens);
+  sent.x = x.as<std::byte>();
+  shape.row_bytes = static_cast<std::uint32_t>(row_bytes(x));
   if (const auto& scales = arguments.x_scales) {
-    params.rows.num_scales = static_cast<int>(scales->size(1));
-    params.scales = {scales->as<std::uint32_t>(), scales->stride(0), scales->stride(1)};
+    check_strided_tensor("x_scales", *scales, device, {DType::float32, DType::int32}, {tokens, kAnySize});
+    check_range("width of x_scales", scales->size(1), 0, INT32_MAX / 4);
+    shape.num_scales = static_cast<int>(scales->size(1));
+    sent.scales = {scales->as<std::uint32_t>(), scales->stride(0), scales->stride(1)};
   }
-  params.num_local_experts = num_local_experts;
-  params.send_src_idx = arguments.handle == nullptr;
-  if (const auto& selections = arguments.topk_idx; selections && num_local_experts != 0) {
-    params.topk_idx = indices_of(*selections);
-    params.topk_weights = memory_of<float>(arguments.topk_weights);
-    params.rows.num_topk = static_cast<int>(selections->size(1));
-    params.rows.topk_idx_is_64_bit = params.topk_idx.is_64_bit;
-    params.fill_tail = arguments.num_worst_tokens > 0;
+  sent.num_local_experts = num_local_experts;
+  sent.send_src_idx = arguments.handle == nullptr;
+  if (const auto& topk_idx = arguments.topk_idx; topk_idx && num_local_experts != 0) {
+    check_tensor("topk_idx", *topk_idx, device, {DType::int32, DType::int64}, {tokens, kAnySize});
+    check_range("width of topk_idx", topk_idx->size(1), 1, kMaxTopk);
+    sent.topk_idx = indices_of(*topk_idx);
+    sent.topk_weights = checked_memory<float>("topk_weights", arguments.topk_weights, device, DType::float32,
+                                              {tokens, topk_idx->size(1)});
+    shape.num_topk = static_cast<int>(topk_idx->size(1));
+    shape.topk_idx_is_64_bit = sent.topk_idx.is_64_bit;
   }
-  return params;
+  return sent;
 }
 
 CombineResult make_sums(const ConstTensorView& x, std::int64_t tokens, std::int64_t weights, void* sums_pointer,
@@ -454,24 +443,20 @@ bool make_room(const DispatchArguments& arguments, DispatchParams& params, Dispa
 DispatchResult Buffer::dispatch(const DispatchArguments& arguments, const CallOptions& call) {
   const BufferCall in(runtime_, "dispatch");
   const NormalMode& mode = in.normal();
-  check_sent_rows(arguments, *runtime_);
-  if (arguments.handle != nullptr) {
-    mode.check_dispatched(arguments.handle, arguments.x.size(0));
-  } else {
-    check_layout(arguments, *runtime_);
-  }
+  const bool fresh = arguments.handle == nullptr;
+  const SentRows rows = sent_rows(arguments, fresh ? num_experts(arguments) / in->num_ranks() : 0, *runtime_);
+  fresh ? check_layout(arguments, *runtime_) : mode.check_dispatched(arguments.handle, rows.num_tokens);
   CallScope scope = in->begin(call);
-  DispatchResult result = mode.dispatch(arguments, scope);
-  NormalMode::hand_out(result.handle, scope);
+  DispatchResult result = mode.dispatch(arguments, rows, scope);
   result.event = scope.finish();
   return result;
 }
 
-DispatchResult NormalMode::dispatch(const DispatchArguments& arguments, CallScope& scope, int cached_experts) const {
+DispatchResult NormalMode::dispatch(const DispatchArguments& arguments, const SentRows& rows, CallScope& scope) const {
   const bool fresh = arguments.handle == nullptr, exact = fresh && arguments.num_worst_tokens == 0;
-  const int experts = fresh ? num_experts(arguments) / common.num_ranks : cached_experts, width = common.grid.width;
+  const int width = common.grid.width;
   DispatchParams params{};
-  static_cast<SentRows&>(params) = sent_rows(arguments, experts);
+  static_cast<SentRows&>(params) = rows;
   const RowShape& shape = params.rows;
   TransferParams& transfer = params.transfer = transfer_params(PackedRow::bytes(shape, width), true, *this);
   if (rails()) require_slots(transfer.local, width, *this);  // known before rows are counted
@@ -492,7 +477,7 @@ DispatchResult NormalMode::dispatch(const DispatchArguments& arguments, CallScop
   }
   if (fresh) exchange_counts(arguments, handle, *this, scope);
   if (exact) {
-    result.num_recv_tokens_per_expert = wait_for_counts(experts, scope);
+    result.num_recv_tokens_per_expert = wait_for_counts(rows.num_local_experts, scope);
     make_room_for(host_counts->num_recv_tokens, host_counts->num_relay_rows);
   }
 
@@ -520,13 +505,6 @@ DispatchResult NormalMode::dispatch(const DispatchArguments& arguments, CallScop
   if (lands) copy_received(params, places, runtime, scope);
   if (!arguments.topk_weights) result.recv_topk_weights.reset();
   return result;
-}
-
-void NormalMode::hand_out(const DispatchHandle& handle, const CallScope& scope) {
-  for (const Tensor* tensor :
-       {&handle.recv_src_idx, &handle.destination_row, &handle.rank_prefix_matrix, &handle.relay_rows}) {
-    scope.hand_out(*tensor);
-  }
 }
 
 CombineResult Buffer::combine(const CombineArguments& arguments, const CallOptions& call) {

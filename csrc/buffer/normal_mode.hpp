@@ -21,10 +21,8 @@ namespace deep_ep {
 
 // Checks of arguments throw InvalidArgument.
 
-/// The rows of any dispatch, and their scales.
-void check_sent_rows(const DispatchArguments& arguments, const Runtime& runtime);
-/// Of a dispatch that has them.
-void check_selections(const DispatchArguments& arguments, const Runtime& runtime);
+/// Rows of any dispatch, and what travels beside them; with no experts scales alone. Checks all that it takes.
+SentRows sent_rows(const DispatchArguments& arguments, int num_local_experts, const Runtime& runtime);
 /// Of a combine of either interface, for so many tokens.
 template <class Arguments>
 void check_biases(const Arguments& arguments, std::int64_t tokens, const Runtime& runtime) {
@@ -47,8 +45,6 @@ void set_biases(Params& params, const Arguments& arguments) {
 
 /// All that ranks must agree on before rows may move.
 CallShape call_shape(const DispatchArguments& arguments, int num_experts);
-/// Without what only one kind of dispatch sends; with no experts rows and scales alone.
-SentRows sent_rows(const DispatchArguments& arguments, int num_local_experts);
 
 /// Shares `room` bytes of a block's shared memory out to the pipelines of `warps` warps, each like `pipe`. A warp has
 /// as many whole rows as fit, from two to eight; rows too long for two are cut into pieces. `bytes()`: of the block,
@@ -81,13 +77,11 @@ class NormalMode {
   /// A line for Buffer::describe: also by how many queue pairs, and over which NIC.
   std::string describe() const;
 
-  // Parts of a call that has checked its arguments. They hand nothing out but results.
+  // Parts of a call that has checked its arguments.
 
   DispatchLayout count(const ConstTensorView& topk_idx, int num_experts, const CallScope& scope) const;
-  /// `cached_experts`: with a handle, selections and their weights travel only if it says how many experts a rank has.
-  DispatchResult dispatch(const DispatchArguments& arguments, CallScope& scope, int cached_experts = 0) const;
-  /// Tensors of the handle of a dispatch.
-  static void hand_out(const DispatchHandle& handle, const CallScope& scope);
+  /// `rows`: of the arguments. With a handle selections travel only if the rows have them.
+  DispatchResult dispatch(const DispatchArguments& arguments, const SentRows& rows, CallScope& scope) const;
   /// InvalidArgument where no dispatch of `tokens` tokens can go to the places of this one.
   void check_dispatched(const DispatchHandle* handle, std::int64_t tokens) const;
 

@@ -73,8 +73,8 @@ struct DispatchAddresses {
   std::int32_t agreed[3];  ///< see RowField; also where no counts are exchanged (cached calls)
 };
 
-/// By all threads of the grid, with worst-case sizes: rows from `received` to `end`, which nothing fills, have no
-/// experts.
+/// By all threads of the grid: rows from `received` to `end`, which nothing fills, have no experts. There are some with
+/// worst-case sizes.
 DEEP_EP_DEVICE void fill_tail(const RowTargets& rows, const RowShape& shape, std::int64_t received, std::int64_t end) {
   using namespace device;
   for (std::int64_t i = received * shape.num_topk + block_index() * block_threads() + thread_index();
@@ -101,7 +101,6 @@ struct SentRows {
   const float* topk_weights;  ///< nullptr: zeros travel in their place
   int num_local_experts;
   bool send_src_idx;  ///< false when a handle already knows it
-  bool fill_tail;     ///< worst case: topk_idx of the rows beyond the last one becomes -1
 };
 
 }  // namespace deep_ep

@@ -448,7 +448,7 @@ struct Dispatch : Transfer {
   /// A sending warp's first row comes to shared memory, with what travels beside it.
   DEEP_EP_DEVICE void prepare() {
     if (warp_index() < transfer.moving_warps() && lane_index() == 0) pipe.init();
-    if (params.fill_tail) fill_tail(params.output, params.rows, received, params.output_rows);
+    fill_tail(params.output, params.rows, received, params.output_rows);
     block::each(transfer.local_warps != 0 ? int{grid().width} : 0,
                 [&](int index) { shared.local_rows[index] = rows_by(index); });
     first_row = token_row(warp_index() < transfer.first_warps ? own_number() : transfer.num_tokens);

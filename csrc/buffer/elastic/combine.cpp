@@ -118,10 +118,6 @@ void launch(const KernelChoice<Params>& kernel, const Params& params, std::int64
   runtime.launch(kernel, params, {blocks, warps * 32, 0}, scope);
 }
 
-void hand_out_return(const ElasticReturn& back, const CallScope& scope) {
-  for (const Tensor* tensor : {&back.rows, &back.beside, &back.ends}) scope.hand_out(*tensor);
-}
-
 /// Brings the rows to their tokens' ranks.
 ElasticReturn send_back(const ElasticCombineArguments& arguments, const NormalMode& mode, CallScope& scope) {
   const Runtime& runtime = mode.runtime;
@@ -163,7 +159,7 @@ ElasticReturn send_back(const ElasticCombineArguments& arguments, const NormalMo
   back.num_worst_tokens = std::int64_t{arguments.max_tokens} *
                           (arguments.each_selection ? metadata.num_topk : std::min(metadata.num_topk, ranks));
   back.num_sms = arguments.num_sms;
-  const DispatchResult came = mode.dispatch(back, scope);
+  const DispatchResult came = mode.dispatch(back, sent_rows(back, 1, runtime), scope);
   return {.arguments = arguments,
           .rows = came.recv_x,
           .beside = *came.recv_x_scales,
@@ -205,9 +201,8 @@ CombineResult Buffer::combine_elastic(const ElasticCombineArguments& arguments, 
   const BufferCall in(runtime_, "combine_elastic");
   const NormalMode& mode = in.normal();
   check_arguments(arguments, *runtime_);
-  in->faults().raise();
+  CallScope scope = in->begin(call);
   if (mode.rails()) {
-    CallScope scope(in->calls(), call);
     const ElasticReturn back = scope.inside([&] { return send_back(arguments, mode, scope); });
     CombineResult result = sum_returned(back, *runtime_, scope);
     result.event = scope.finish();
@@ -232,8 +227,6 @@ CombineResult Buffer::combine_elastic(const ElasticCombineArguments& arguments, 
   params.weights = memory_of<float>(arguments.topk_weights);
   plan_window(params, arguments.max_tokens, *runtime_);
   const LaunchShape shape = plan_launch(params, arguments.num_sms, *runtime_);
-
-  CallScope scope(in->calls(), call);
   CombineResult result = make_sums(arguments.x, params.num_tokens, params.weighted ? params.num_topk : 0,
                                    &params.combined_x, &params.combined_weights, scope);
   // All ranks have equally many passes: these follow from arguments that are equal on all ranks.
@@ -251,7 +244,6 @@ ElasticReturn Buffer::begin_combine_elastic(const ElasticCombineArguments& argum
   check_arguments(arguments, *runtime_);
   CallScope scope = in->begin(call);
   ElasticReturn back = scope.inside([&] { return send_back(arguments, mode, scope); });
-  hand_out_return(back, scope);
   back.event = scope.finish();
   return back;
 }
@@ -262,7 +254,6 @@ CombineResult Buffer::end_combine_elastic(const ElasticReturn& back, const CallO
   if (!back.rows.defined()) throw InvalidArgument("back is empty, allowed: what begin_combine_elastic returned");
   CallScope scope = in->begin(call);
   CombineResult result = sum_returned(back, *runtime_, scope);
-  hand_out_return(back, scope);
   result.event = scope.finish();
   return result;
 }

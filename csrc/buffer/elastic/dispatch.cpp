@@ -12,9 +12,8 @@
 namespace deep_ep {
 namespace {
 
-/// InvalidArgument. `sent`: the same as a dispatch of normal mode, without a layout or handle.
-void check_arguments(const ElasticDispatchArguments& arguments, const DispatchArguments& sent, const Runtime& runtime) {
-  check_sent_rows(sent, runtime);
+/// InvalidArgument. The rows have been checked.
+void check_arguments(const ElasticDispatchArguments& arguments, const Runtime& runtime) {
   const Device& device = runtime.device();
   const int ranks = runtime.num_ranks();
   const std::int64_t tokens = arguments.x.size(0);
@@ -22,7 +21,6 @@ void check_arguments(const ElasticDispatchArguments& arguments, const DispatchAr
   check_range("max_tokens", arguments.max_tokens, 1, INT32_MAX / (2 * ranks));
   check_range("number of tokens", tokens, 0, arguments.max_tokens);
   check_experts("num_experts", arguments.num_experts, ranks, runtime.options().max_local_experts);
-  check_selections(sent, runtime);
   if (arguments.handle != nullptr) {
     const ElasticDispatchHandle& handle = *arguments.handle;
     const TensorView& metadata = handle.metadata.view();
@@ -103,7 +101,6 @@ ElasticDispatchHandle make_tables(const ElasticDispatchArguments& arguments, std
     wanted.add(handle.topk_idx, &numbers.selected, arguments.topk_idx.dtype, {tokens, topk});
   }
   scope.make_tables(wanted);
-  scope.hand_out(handle.source_ends);
   numbers.metadata = row_metadata(handle.metadata.view(), handle.source_ends.view(), arguments.x.device);
   numbers.stats = memory_of<std::int32_t>(arguments.stats);
   numbers.expand = arguments.expand;
@@ -137,8 +134,6 @@ void make_results(ElasticDispatchResult& results, const ElasticDispatchArguments
     params.num_scales = static_cast<int>(width);
     params.spread_stride = turned ? 1 : width;
     params.spread_column_stride = turned ? column : 1;
-  } else {
-    params.scales = nullptr;
   }
   if (!expand) {
     wanted.add(results.recv_topk_idx.emplace(), &params.spread_topk_idx, arguments.topk_idx.dtype, {rows, topk});
@@ -148,8 +143,6 @@ void make_results(ElasticDispatchResult& results, const ElasticDispatchArguments
     wanted.add(results.recv_topk_weights.emplace(), &params.spread_weights,
                expand ? unplaced(arguments.x.device, DType::float32, {moved})
                       : unplaced(arguments.x.device, DType::float32, {rows, topk}));
-  } else {
-    params.weights = nullptr;
   }
   scope.make_results(wanted);
   if (scales && arguments.column_major_scales) {
@@ -238,11 +231,10 @@ Tensor first_rows(const Tensor& tensor, std::int64_t rows) {
 }
 
 void dispatch_in_node(ElasticDispatchResult& result, const ElasticDispatchArguments& arguments,
-                      const DispatchArguments& sent, const NormalMode& mode, CallScope& scope) {
+                      const DispatchArguments& sent, const SentRows& rows, const NormalMode& mode, CallScope& scope) {
   Runtime& runtime = mode.runtime;
-  const int experts = arguments.num_experts / mode.common.num_ranks;
   ElasticDispatchParams params{};
-  static_cast<SentRows&>(params) = sent_rows(sent, experts);
+  static_cast<SentRows&>(params) = rows;
   params.common = mode.common;
   params.weighted = arguments.topk_weights.has_value();
   params.fresh = arguments.handle == nullptr;
@@ -259,7 +251,7 @@ void dispatch_in_node(ElasticDispatchResult& result, const ElasticDispatchArgume
     handle = make_tables(arguments, most, true, params.numbers, *mode.common.state, scope);
     runtime.launch(choices::dispatch_elastic, params, shape, scope);
     if (arguments.exact) {
-      result.num_recv_tokens_per_expert = mode.wait_for_counts(experts, scope);
+      result.num_recv_tokens_per_expert = mode.wait_for_counts(rows.num_local_experts, scope);
       handle.metadata = first_rows(handle.metadata, params.host_counts->num_recv_tokens);
       handle.local_topk_idx = first_rows(handle.local_topk_idx, params.host_counts->num_recv_tokens);
     }
@@ -272,8 +264,8 @@ void dispatch_in_node(ElasticDispatchResult& result, const ElasticDispatchArgume
   moving.abort = mode.common.wait.abort;
   moving.rows = moving.heap = own_heap;
   moving.row_bytes = params.rows.row_bytes;
-  moving.scales = beside;
-  moving.weights = beside + params.rows.num_scales;
+  if (arguments.x_scales) moving.scales = beside;
+  if (params.weighted) moving.weights = beside + params.rows.num_scales;
   moving.scale_stride = moving.weight_stride = window.words_beside;
   moving.rank = mode.common.rank;
   moving.num_ranks = mode.common.num_ranks;
@@ -329,40 +321,38 @@ ElasticDispatchHandle number_rows(const ElasticDispatchArguments& arguments, con
   return handle;
 }
 
-void dispatch_by_rails(ElasticDispatchResult& result, const ElasticDispatchArguments& arguments,
-                       const DispatchArguments& sent, const NormalMode& mode, CallScope& scope) {
+void dispatch_by_rails(ElasticDispatchResult& result, const ElasticDispatchArguments& arguments, DispatchArguments sent,
+                       SentRows rows, const NormalMode& mode, CallScope& scope) {
   const bool fresh = arguments.handle == nullptr;
-  const int experts = arguments.num_experts / mode.common.num_ranks;
-  DispatchResult came = scope.inside([&, rows = sent]() mutable {
+  DispatchResult came = scope.inside([&] {
     if (fresh) {
       const DispatchLayout layout = mode.count(arguments.topk_idx, arguments.num_experts, scope);
-      rows.use(layout);
-      rows.num_worst_tokens = arguments.exact ? 0 : std::int64_t{mode.common.num_ranks} * arguments.max_tokens;
-      return mode.dispatch(rows, scope);
+      sent.use(layout);
+      sent.num_worst_tokens = arguments.exact ? 0 : std::int64_t{mode.common.num_ranks} * arguments.max_tokens;
+      return mode.dispatch(sent, rows, scope);
     }
     // The way of the earlier dispatch. Selections travel for the weights only.
     DispatchHandle route = arguments.handle->route;
     route.num_recv_rows = arguments.handle->local_topk_idx.size(0);
-    rows.handle = &route;
-    if (!arguments.topk_weights) rows.topk_idx.reset();
-    return mode.dispatch(rows, scope, experts);
+    sent.handle = &route;
+    rows.send_src_idx = false;
+    if (!arguments.topk_weights) rows.topk_idx = {}, rows.rows.num_topk = 0;
+    return mode.dispatch(sent, rows, scope);
   });
   if (fresh) result.handle = number_rows(arguments, came, mode, scope);
   const ElasticDispatchHandle& tables = fresh ? result.handle : *arguments.handle;
-  const RowShape rows = sent_rows(sent, experts).rows;
   SpreadRowsParams moving{};
   moving.abort = mode.common.wait.abort;
   moving.rows = came.recv_x.as<std::byte>();
-  moving.row_bytes = rows.row_bytes;
+  moving.row_bytes = rows.rows.row_bytes;
   moving.scales = memory_of<std::uint32_t>(came.recv_x_scales);
-  moving.scale_stride = rows.num_scales;
+  moving.scale_stride = rows.rows.num_scales;
   moving.weights = memory_of<std::uint32_t>(came.recv_topk_weights);
-  moving.weight_stride = rows.num_topk;
+  moving.weight_stride = rows.rows.num_topk;
   make_results(result, arguments, tables, moving, scope);
   const LaunchShape spreading = plan_spreading(moving, mode.runtime.policy());
   mode.runtime.launch(choices::spread_rows, moving, spreading, scope);
   result.num_recv_tokens_per_expert = std::move(came.num_recv_tokens_per_expert);
-  NormalMode::hand_out(tables.route, scope);
 }
 
 }  // namespace
@@ -377,11 +367,13 @@ ElasticDispatchResult Buffer::dispatch_elastic(const ElasticDispatchArguments& a
   sent.num_sms = arguments.num_sms;
   sent.topk_idx = arguments.topk_idx;
   sent.topk_weights = arguments.topk_weights;
-  check_arguments(arguments, sent, *runtime_);
+  const SentRows rows = sent_rows(sent, arguments.num_experts / in->num_ranks(), *runtime_);
+  check_arguments(arguments, *runtime_);
   if (mode.rails() && arguments.handle != nullptr) mode.check_dispatched(&arguments.handle->route, arguments.x.size(0));
   CallScope scope = in->begin(call);
   ElasticDispatchResult result;
-  (mode.rails() ? dispatch_by_rails : dispatch_in_node)(result, arguments, sent, mode, scope);
+  mode.rails() ? dispatch_by_rails(result, arguments, sent, rows, mode, scope)
+               : dispatch_in_node(result, arguments, sent, rows, mode, scope);
   result.event = scope.finish();
   return result;
 }

@@ -157,7 +157,7 @@ DEEP_EP_DEVICE void dispatch_elastic_body(const ElasticDispatchParams& params, s
   const Call call{common.state->dispatch, epoch, block::all(may_begin)};
 
   const bool numbers = params.fresh && block_index() >= grid_blocks() - params.numbers.blocks;
-  const ToldTokens told{params, epoch, {Carver(memory + params.numbers_at), params.numbers, ToldTokens::kOfAllRanks}};
+  const ToldTokens told{params, epoch, {Carver(memory), params.numbers, ToldTokens::kOfAllRanks}};
   const bool good = call.begun && meet(params, epoch, numbers ? told.shared.source_ends : nullptr);
   if (good && block_index() >= params.first_sender && block_index() < params.first_sender + params.sending_blocks) {
     send(params, sender);

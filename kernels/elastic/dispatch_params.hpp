@@ -41,8 +41,7 @@ struct ElasticDispatchParams : SentRows {
   TokenWindow window;
   ToldSelections told;
   NumberingParams numbers;
-  std::uint32_t numbers_at;  ///< in shared memory
-  int first_sender;          ///< 1, or 0 where the block that tells sends, too
+  int first_sender;  ///< 1, or 0 where the block that tells sends, too
   int sending_blocks;
   int sending_warps;  ///< of each, the first ones
   PipeShape pipe;     ///< of a sending warp, in shared memory

@@ -193,32 +193,27 @@ LaunchShape plan_launch(ElasticDispatchParams& params, int num_sms, const Runtim
   const int all_warps = runtime.warps(kernels::dispatch_elastic::kMaxThreads);
   const int warps = std::min(policy.warps_per_block, all_warps);  // those that send; all number
   params.sending_warps = warps;
-  // One multiprocessor at least numbers and receives. Where there is one only, its block sends first.
+  // One block at least sends nothing: it numbers and receives. If it has no multiprocessor, it runs behind the others,
+  // which do not wait for it.
   const int most = std::min(runtime.sms(num_sms, defaults::kDispatchSms), std::max(1, policy.multiprocessors - 1));
   const int useful = std::max(1, (params.num_tokens + warps - 1) / warps);
   params.sending_blocks = std::min(most, useful);
   // If few tokens leave a multiprocessor free, it tells, and no row waits for it.
   params.first_sender = params.fresh && params.sending_blocks < most ? 1 : 0;
-  const int free = policy.multiprocessors - params.first_sender - params.sending_blocks;
-
-  NumberingParams& numbers = params.numbers;
-  int others = std::min(free, 1);         // blocks that send nothing
-  std::size_t to_number = 0, beside = 0;  // bytes
+  int others = std::max(1, policy.multiprocessors - params.first_sender - params.sending_blocks);
+  const std::size_t room = policy.max_shared_bytes;
+  std::size_t shared_bytes = plan_stages(params.pipe, warps, params.rows.row_bytes, room, [&] {
+    return WarpStages(Carver::without_memory(), warps, params.pipe).bytes;
+  });
   if (params.fresh) {
+    NumberingParams& numbers = params.numbers;
     // A warp has a word to the host to wait for.
     numbers.warps = params.host_counts != nullptr && all_warps > 1 ? all_warps - 1 : all_warps;
-    const std::size_t room = policy.max_shared_bytes / (free == 0 ? 2 : 1);
     const std::int64_t selections = std::int64_t{runtime.num_ranks()} * params.window.max_tokens * params.rows.num_topk;
-    to_number = fit_numbering(numbers, true, selections, free, room);
-    others = std::min(free, numbers.blocks);
-    if (others == 0) beside = to_number;
-  }
-  std::size_t shared_bytes =
-      plan_stages(params.pipe, warps, params.rows.row_bytes, policy.max_shared_bytes - beside,
-                  [&] { return align_to_line(WarpStages(Carver::without_memory(), warps, params.pipe).bytes); });
-  if (params.fresh) {
-    params.numbers_at = static_cast<std::uint32_t>(others == 0 ? shared_bytes : 0);
-    shared_bytes = std::max(shared_bytes, params.numbers_at + to_number);
+    shared_bytes = std::max(shared_bytes, fit_numbering(numbers, true, selections, others, room));
+    others = numbers.blocks;
+  } else {
+    others = 1;
   }
   return {params.first_sender + params.sending_blocks + others, all_warps * 32, shared_bytes};
 }

@@ -10,7 +10,6 @@
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/interrupt.hpp"
-#include "kernels/elastic/params.hpp"
 #include "kernels/normal/combine_push.hpp"
 
 namespace deep_ep {
@@ -310,22 +309,13 @@ std::string NormalMode::describe() const {
 
 namespace {
 
-/// InvalidArgument for no handle, and for that of another kind of dispatch.
+/// InvalidArgument for no handle, and for that of other ranks or nodes.
 void check_handle(const DispatchHandle* handle, const NormalMode& mode) {
-  const int ranks = mode.common.num_ranks, nodes = mode.common.grid.nodes();
   if (handle == nullptr || !handle->destination_row.defined()) {
     throw InvalidArgument("handle is missing or empty, allowed: that of the dispatch whose rows come back or go again");
   }
-  if (handle->destination_row.size(1) != ranks) {
-    fail<InvalidArgument>("handle is of a buffer with {} ranks, this one has {}", handle->destination_row.size(1),
-                          ranks);
-  }
   check_tensor("handle.rank_prefix_matrix", handle->rank_prefix_matrix.view(), mode.runtime.device(), {DType::int32},
-               {ranks, mode.common.grid.width});
-  if (mode.rails() && !(handle->node_row.defined() && handle->node_counts.defined() && handle->relay_rows.defined() &&
-                        handle->node_row.size(1) == nodes)) {
-    fail<InvalidArgument>("handle is not of a dispatch between {} nodes", nodes);
-  }
+               {mode.common.num_ranks, mode.common.grid.width});
 }
 
 }  // namespace
@@ -581,9 +571,7 @@ EventHandle Buffer::barrier(const CallOptions& call) {
   const NormalMode& mode = in.normal(false);
   CallScope scope = in->begin(call);
   if (!mode.rails()) {
-    const int most = std::min(in->policy().warps_per_block * 32, kernels::barrier::kMaxThreads);
-    const int threads = std::min((in->num_ranks() + 31) / 32 * 32, most);
-    in->launch(choices::barrier, mode.common, {1, threads}, scope);
+    in->launch(choices::barrier, mode.common, {1, in->warps(choices::barrier.max_threads) * 32}, scope);
     return scope.finish();
   }
   // Counts of all ranks are exchanged, though there are none.

@@ -6,7 +6,6 @@
 #include "csrc/buffer/defaults.hpp"
 #include "csrc/buffer/elastic/elastic.hpp"
 #include "csrc/executor/kernel_table.hpp"
-#include "csrc/support/format.hpp"
 #include "kernels/common/row_sum.hpp"
 #include "kernels/elastic/params.hpp"
 
@@ -63,10 +62,6 @@ void plan_window(ElasticCombineParams& params, int max_tokens, const Runtime& ru
   window.max_tokens = max_tokens;
   fit_window(window, runtime.layout().window_at(), runtime);
   window.tokens = std::min(window.tokens, static_cast<std::int32_t>(runtime.layout().control.max_window_tokens()));
-  if (window.tokens == 0) {
-    fail<OutOfMemory>("the window of {} does not hold {} rows of {} for a token: raise heap_bytes or window_bytes",
-                      format_bytes(runtime.layout().window_bytes), window.parts, format_bytes(window.row_stride));
-  }
 }
 
 constexpr int kAddingBlocks = 2;  ///< that only add, for each block that pushes, as far as there are multiprocessors

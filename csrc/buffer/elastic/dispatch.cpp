@@ -157,8 +157,7 @@ void make_results(ElasticDispatchResult& results, const ElasticDispatchArguments
 
 void plan_window(ElasticDispatchParams& params, int max_tokens, const Runtime& runtime) {
   const auto ranks = static_cast<std::size_t>(runtime.num_ranks());
-  const std::size_t at = runtime.layout().window_at(), window_bytes = runtime.layout().window_bytes;
-  std::size_t used = at;
+  std::size_t used = runtime.layout().window_at();
   if (params.fresh) {
     constexpr int kOfCell = ToldSelections::kOfCell;
     const std::int64_t selections = align_up(std::int64_t{max_tokens} * params.rows.num_topk, kOfCell);
@@ -179,13 +178,7 @@ void plan_window(ElasticDispatchParams& params, int max_tokens, const Runtime& r
       static_cast<std::uint32_t>(params.rows.num_scales + (params.weighted ? params.rows.num_topk : 0));
   params.window.parts = runtime.num_ranks() - 1;
   params.window.max_tokens = max_tokens;
-  const std::size_t token = fit_window(params.window, used, runtime);
-  if (params.window.tokens == 0 || used - at > window_bytes) {
-    fail<OutOfMemory>(
-        "the window of {} does not hold {} for the selections and {} for a token's rows from each rank: raise "
-        "heap_bytes or window_bytes",
-        format_bytes(window_bytes), format_bytes(used - at), format_bytes(token));
-  }
+  fit_window(params.window, used, runtime);
 }
 
 LaunchShape plan_launch(ElasticDispatchParams& params, int num_sms, const Runtime& runtime) {
@@ -355,13 +348,12 @@ void dispatch_by_rails(ElasticDispatchResult& result, const ElasticDispatchArgum
 ElasticDispatchResult Buffer::dispatch_elastic(const ElasticDispatchArguments& arguments, const CallOptions& call) {
   const BufferCall in(runtime_, "dispatch_elastic");
   const NormalMode& mode = in.normal();
-  DispatchArguments sent;
-  sent.x = arguments.x;
-  sent.x_scales = arguments.x_scales;
-  sent.expert_alignment = arguments.expert_alignment;
-  sent.num_sms = arguments.num_sms;
-  sent.topk_idx = arguments.topk_idx;
-  sent.topk_weights = arguments.topk_weights;
+  const DispatchArguments sent{.x = arguments.x,
+                               .x_scales = arguments.x_scales,
+                               .topk_idx = arguments.topk_idx,
+                               .topk_weights = arguments.topk_weights,
+                               .expert_alignment = arguments.expert_alignment,
+                               .num_sms = arguments.num_sms};
   const SentRows rows = sent_rows(sent, arguments.num_experts / in->num_ranks(), *runtime_);
   check_arguments(arguments, *runtime_);
   if (mode.rails() && arguments.handle != nullptr) mode.check_dispatched(&arguments.handle->route, arguments.x.size(0));
@@ -389,7 +381,7 @@ RowMetadata row_metadata(const ConstTensorView& metadata, const ConstTensorView&
           .num_valid = source_ends.as<std::int32_t>() + source_ends.size(0) - 1};
 }
 
-std::size_t fit_window(TokenWindow& window, std::size_t at, const Runtime& runtime) {
+void fit_window(TokenWindow& window, std::size_t at, const Runtime& runtime) {
   const auto ranks = static_cast<std::size_t>(runtime.num_ranks());
   const std::size_t beside = ranks * window.words_beside * sizeof(std::uint32_t);
   const std::size_t token = static_cast<std::size_t>(window.parts) * window.row_stride + beside;
@@ -399,7 +391,9 @@ std::size_t fit_window(TokenWindow& window, std::size_t at, const Runtime& runti
   window.tokens = static_cast<std::int32_t>(token == 0 ? most : std::min(room / token, most));
   window.beside_at = at;
   window.rows_at = align_to_line(at + static_cast<std::size_t>(window.tokens) * beside);
-  return token;
+  if (window.tokens != 0 && used <= runtime.layout().window_bytes) return;
+  fail<OutOfMemory>("the window of {} has {} left for rows, those of a token take {}: raise heap_bytes or window_bytes",
+                    format_bytes(runtime.layout().window_bytes), format_bytes(room), format_bytes(token));
 }
 
 LaunchShape plan_spreading(SpreadRowsParams& params, const LaunchPolicy& policy) {

@@ -13,8 +13,8 @@ namespace deep_ep {
 RowMetadata row_metadata(const ConstTensorView& metadata, const ConstTensorView& source_ends, const Device& device);
 
 /// Lays the window, whose sizes of a token are set, out from offset `at` in the heap's window to its end: `tokens` is
-/// how many fit, at most all. The same on all ranks. Returns the bytes of a token.
-std::size_t fit_window(TokenWindow& window, std::size_t at, const Runtime& runtime);
+/// how many fit, at most all. The same on all ranks. OutOfMemory if none does.
+void fit_window(TokenWindow& window, std::size_t at, const Runtime& runtime);
 
 LaunchShape plan_spreading(SpreadRowsParams& params, const LaunchPolicy& policy);
 

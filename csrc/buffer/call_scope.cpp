@@ -71,13 +71,11 @@ void check_made(std::span<const TensorView> wanted, std::span<const Tensor> made
     fail<InvalidArgument>("ResultTensors::make returned {} tensors, allowed: {}", made.size(), wanted.size());
   }
   for (std::size_t i = 0; i < wanted.size(); ++i) {
-    const TensorView& want = wanted[i];
-    const TensorView& came = made[i].view();
-    bool fits =
-        came.data != nullptr && came.dtype == want.dtype && came.device == want.device && came.dims == want.dims;
+    const TensorView &want = wanted[i], &came = made[i].view();
+    bool fits = came.data != nullptr && came.dtype == want.dtype && came.device == want.device &&
+                came.dims == want.dims && came.shape == want.shape;
     for (int dim = 0; fits && dim < want.dims; ++dim) {
-      const bool steps = want.size(dim) > 1 && want.elements() != 0;
-      fits = came.size(dim) == want.size(dim) && (!steps || came.stride(dim) == want.stride(dim));
+      fits = want.size(dim) <= 1 || want.elements() == 0 || came.stride(dim) == want.stride(dim);
     }
     if (fits) continue;
     fail<InvalidArgument>("tensor {} that ResultTensors::make returned is {} on {}{}, allowed: {} on {}", i,

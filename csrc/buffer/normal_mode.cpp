@@ -81,6 +81,7 @@ void set_handle(TransferParams& params, const DispatchHandle& handle, bool dispa
   const auto* from = to + params.common.grid.nodes();
   params.counts = dispatches ? NodeCounts{to, from} : NodeCounts{from, to};  // rows go back to where they came from
   params.node_row = handle.node_row.as<std::int32_t>();
+  params.relay_rows = handle.relay_rows.as<std::int32_t>();
   params.relay_rows_room = handle.relay_rows.view().size(0);
 }
 
@@ -473,7 +474,6 @@ DispatchResult NormalMode::dispatch(const DispatchArguments& arguments, const Se
 
   set_handle(transfer, handle, true);
   transfer.shape = shape_of({0, shape.row_bytes, shape.num_scales, shape.num_topk});
-  params.relay_rows = handle.relay_rows.as<std::int32_t>();
   // Peers write rows into place in the heap. Elsewhere they are copied from the window, if it holds all, or pass
   // through local rings in it.
   const RowTargets places = params.output;
@@ -523,7 +523,6 @@ CombineResult Buffer::combine(const CombineArguments& arguments, const CallOptio
   params.transfer.shape = shape_of({1, params.row_bytes, params.num_topk});
   set_biases(params, arguments);
   params.num_rows = static_cast<std::int32_t>(handle.num_recv_rows);
-  params.relay_rows = handle.relay_rows.as<std::int32_t>();
   CombineResult result =
       make_sums(x, handle.num_tokens(), params.num_topk, &params.combined_x, &params.combined_weights, scope);
   std::vector<Tensor> copies;  // until the call is enqueued: their memory is reused behind it

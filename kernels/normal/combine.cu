@@ -144,7 +144,7 @@ struct Combine : Transfer {
   /// The number that row `relayed` has at rank `index` of this node, among those of its source; -1: none.
   DEEP_EP_DEVICE std::int32_t relayed_place(std::int64_t relayed, int index) const {
     if (index >= grid().width || relayed >= transfer.relay_rows_room) return -1;
-    return load_stream(params.relay_rows + relayed * grid().width + index);
+    return load_stream(transfer.relay_rows + relayed * grid().width + index);
   }
   /// By one lane: what is not there yet of room in the staging ring, or else of pushed rows, the first.
   DEEP_EP_DEVICE AwaitedWord missing(int number, int row) const {

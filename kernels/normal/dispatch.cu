@@ -360,7 +360,7 @@ struct Dispatch : Transfer {
   DEEP_EP_DEVICE void note_places(const SlotRow& row, std::int64_t relayed) const {
     if (!params.send_src_idx || relayed >= transfer.relay_rows_room) return;
     for (int index = lane_index(); index < grid().width; index += kWarpSize) {
-      params.relay_rows[relayed * grid().width + index] = number_at(row, index);
+      transfer.relay_rows[relayed * grid().width + index] = number_at(row, index);
     }
   }
 

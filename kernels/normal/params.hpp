@@ -128,7 +128,8 @@ struct TransferParams {
   NodeCounts counts;
   const std::int32_t* node_row;  ///< [num_tokens, nodes]
   std::uint32_t shape;           ///< of the rows, as combine_shapes() makes it: must be equal on all ranks
-  std::int64_t relay_rows_room;  ///< rows of relay_rows
+  std::int32_t* relay_rows;      ///< [relay_rows_room, width]: see DispatchHandle; a first dispatch writes them
+  std::int64_t relay_rows_room;
 
   // Roles of a block's warps, in this order.
   int first_warps;   ///< dispatch: send; combine: add this rank's tokens
@@ -230,7 +231,6 @@ struct DispatchParams : SentRows {
   // Where this rank receives.
   RowTargets output;         ///< final places; other ranks reach them, unless there are local_warps
   std::int64_t output_rows;  ///< rows there is room for
-  std::int32_t* relay_rows;  ///< out, [relay_rows_room, width]
 };
 
 struct NodeRows {
@@ -257,8 +257,7 @@ struct CombineParams {
   std::int32_t num_rows;
   const std::byte* x;
   const float* topk_weights;
-  const std::int32_t* relay_rows;  ///< [relay_rows_room, width]: see DispatchHandle
-  int pushing_blocks;              ///< only so many blocks push: rows from too many senders at once hold each other up
+  int pushing_blocks;  ///< only so many blocks push: rows from too many senders at once hold each other up
 };
 
 }  // namespace deep_ep

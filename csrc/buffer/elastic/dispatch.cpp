@@ -262,10 +262,8 @@ void dispatch_in_node(ElasticDispatchResult& result, const ElasticDispatchArgume
   const LaunchShape spreading = plan_spreading(moving, runtime.policy());
   // All ranks have equally many passes: these follow from arguments that are equal on all ranks.
   for (; window.first_token < window.max_tokens; window.first_token += window.tokens) {
-    if (!params.fresh) {  // else those of the first pass have been sent
-      const LaunchShape sending = plan_launch(params, arguments.num_sms, runtime);
-      runtime.launch(choices::dispatch_elastic, params, sending, scope);
-    }
+    // Those of a fresh first pass have been sent.
+    if (!params.fresh) runtime.launch(choices::dispatch_elastic, params, shape, scope);
     params.fresh = false;
     moving.window = window;
     runtime.launch(choices::spread_rows, moving, spreading, scope);

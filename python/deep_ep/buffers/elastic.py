@@ -234,8 +234,6 @@ class ElasticBuffer(NativeOwner, Domains):
         _, ranks = rank_and_size(group)
         most, hidden = integer("num_max_tokens_per_rank", num_max_tokens_per_rank, 1), integer("hidden", hidden, 1)
         topk = integer("num_topk", num_topk, 0) or _native.max_topk
-        if topk > _native.max_topk:
-            raise InvalidArgument(f"num_topk is {topk}, allowed: at most {_native.max_topk}")
         back = most * (min(ranks, topk) if allow_multiple_reduction else topk)
         # One call has the window at a time, which is half of the memory. The hint below adds a third.
         tokens = ceil_div(3 * max(most, ceil_div(back, ranks)), 2)

@@ -34,7 +34,12 @@ void check_strided_tensor(const char* name, const ConstTensorView& tensor, const
       !std::equal(shape.begin(), shape.end(), tensor.shape.begin(), fits)) {
     fail<InvalidArgument>("{} is {}, its shape must be {}", name, tensor.describe(), describe_shape(shape));
   }
-  const std::int64_t elements = tensor.elements();  // throws for too many
+  std::int64_t elements = 0;
+  try {
+    elements = tensor.elements();
+  } catch (const InvalidArgument&) {
+    fail<InvalidArgument>("{} is {}, which has too many elements", name, tensor.describe());
+  }
   if (tensor.device != device) {
     fail<InvalidArgument>("{} lies on {}, the buffer on {}", name, to_string(tensor.device), to_string(device));
   }

@@ -10,7 +10,6 @@
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/interrupt.hpp"
-#include "kernels/normal/combine_push.hpp"
 
 namespace deep_ep {
 namespace {
@@ -85,19 +84,30 @@ void set_handle(TransferParams& params, const DispatchHandle& handle, bool dispa
   params.relay_rows_room = handle.relay_rows.view().size(0);
 }
 
+/// Copies `rows` rows at most, those that the call's handle counts, from one place in this device's memory to another.
+SpreadRowsParams copied_rows(const TransferParams& call, const std::byte* from, std::byte* to, std::uint32_t row_bytes,
+                             std::int64_t rows) {
+  const NodeGrid& grid = call.common.grid;
+  SpreadRowsParams params{};
+  params.metadata.num_rows = params.num_spread = rows;
+  params.metadata.num_valid = call.rank_prefix_matrix + (grid.num_ranks - 1) * grid.width + grid.index();
+  params.abort = call.common.wait.abort;
+  params.rows = from;
+  params.spread_rows = to;
+  params.row_bytes = row_bytes;
+  return params;
+}
+
+void copy_rows(SpreadRowsParams& params, const Runtime& runtime, const CallScope& scope) {
+  const LaunchShape all = plan_spreading(params, runtime.executor()->policy());
+  runtime.launch(choices::spread_rows, params, all, scope);
+}
+
 /// Copies rows that have landed in the window to the results.
 void copy_received(const DispatchParams& sent, const RowTargets& to, const Runtime& runtime, const CallScope& scope) {
-  const NormalParams& common = sent.transfer.common;
   const RowTargets& from = sent.output;
   const RowShape& shape = sent.rows;
-  SpreadRowsParams params{};
-  params.metadata.num_rows = params.num_spread = sent.output_rows;
-  params.metadata.num_valid =
-      sent.transfer.rank_prefix_matrix + (common.num_ranks - 1) * common.num_ranks + common.rank;
-  params.abort = common.wait.abort;
-  params.rows = from.x;
-  params.spread_rows = to.x;
-  params.row_bytes = shape.row_bytes;
+  SpreadRowsParams params = copied_rows(sent.transfer, from.x, to.x, shape.row_bytes, sent.output_rows);
   if (to.scales != nullptr) {
     params.scales = from.scales;
     params.spread_scales = to.scales;
@@ -110,8 +120,17 @@ void copy_received(const DispatchParams& sent, const RowTargets& to, const Runti
   params.kept[0] = words(to.src_idx, from.src_idx, sizeof(std::int32_t));
   params.kept[1] = words(to.topk_idx, from.topk_idx, shape.topk_idx_bytes());
   params.kept[2] = words(to.topk_weights, from.topk_weights, shape.topk_weight_bytes());
-  const LaunchShape all = plan_spreading(params, runtime.executor()->policy());
-  runtime.launch(choices::spread_rows, params, all, scope);
+  copy_rows(params, runtime, scope);
+}
+
+/// Copies the rows of a combine into the heap, at `to`, but for those that no other rank reads.
+void copy_for_peers(const CombineParams& combine, std::byte* to, const Runtime& runtime, const CallScope& scope) {
+  const NodeGrid& grid = combine.transfer.common.grid;
+  SpreadRowsParams params = copied_rows(combine.transfer, combine.x, to, combine.row_bytes, combine.num_rows);
+  const std::int32_t* const end = combine.transfer.rank_prefix_matrix + grid.rank * grid.width + grid.index();
+  params.skipped[0] = grid.rank == 0 ? nullptr : end - grid.width;
+  params.skipped[1] = end;
+  copy_rows(params, runtime, scope);
 }
 
 /// The roles of a block's `warps` warps. `fewest_local`: of local warps; 0: none is needed.
@@ -125,12 +144,6 @@ void plan_warps(TransferParams& params, int blocks, int warps, int fewest_local)
   params.first_warps = rest - params.local_warps - params.second_warps;
 }
 
-// About 32 pushing warps in all saturate NVLink; more get in each other's way (results/measurements/). Few blocks have
-// more of them each, but not so many that too few warps are left to add.
-constexpr int kGpuPushingWarpsInAll = 32;
-constexpr int kGpuFewestPushingWarps = 2;
-constexpr int kGpuMostPushingWarps = 4;
-
 /// In how many parts each of the tokens is added, by so many warps. A warp that adds a whole token looks its rows up
 /// once, and keeps most pieces of them under way; where a warp gets few tokens, all warps end at the same time only if
 /// tokens are cut.
@@ -138,25 +151,6 @@ int parts_per_token(int tokens, int warps) {
   constexpr int kTokensOfWarp = 20;
   if (tokens >= kTokensOfWarp * warps) return 1;
   return 2 * tokens >= kTokensOfWarp * warps ? 2 : 4;
-}
-
-/// The roles of the warps of each of `blocks` blocks, in one node. If this rank pushes, one raises the words of pushed
-/// rows, and the others share adding and pushing.
-void plan_warps(CombineParams& params, int blocks, const Runtime& runtime, bool pushes) {
-  const bool gpu = runtime.on_gpu();
-  const int raising = pushes ? 1 : 0;
-  const int rest = std::max(runtime.warps(kernels::combine::kMaxThreads) - raising, pushes ? 2 : 1);
-  const int share =
-      std::clamp((kGpuPushingWarpsInAll + blocks - 1) / blocks, kGpuFewestPushingWarps, kGpuMostPushingWarps);
-  const int pushing = !pushes ? 0 : gpu ? share : std::max(1, rest / 3);
-  const int adding = rest - pushing;
-  TransferParams& transfer = params.transfer;
-  transfer.first_warps = adding;
-  transfer.local_warps = pushing + raising;
-  // A row whose slot is used again is released by one warp, which has added all of it.
-  const bool release = transfer.num_tokens > transfer.local.slots;
-  params.parts_per_token = release ? 1 : parts_per_token(transfer.num_tokens, blocks * adding);
-  params.pushing_blocks = gpu ? std::max(1, kGpuPushingWarpsInAll / std::max(1, pushing)) : INT32_MAX;
 }
 
 }  // namespace
@@ -502,6 +496,7 @@ CombineResult Buffer::combine(const CombineArguments& arguments, const CallOptio
   const NormalMode& mode = in.normal();
   check_handle(arguments.handle, mode);
   const DispatchHandle& handle = *arguments.handle;
+  const NodeGrid& grid = mode.common.grid;
   const ConstTensorView& x = arguments.x;
   const auto& weights = arguments.topk_weights;
   check_tensor("x", x, in->device(), {DType::bfloat16}, {handle.num_recv_rows, kAnySize});
@@ -525,42 +520,38 @@ CombineResult Buffer::combine(const CombineArguments& arguments, const CallOptio
   params.num_rows = static_cast<std::int32_t>(handle.num_recv_rows);
   CombineResult result =
       make_sums(x, handle.num_tokens(), params.num_topk, &params.combined_x, &params.combined_weights, scope);
+  // The other ranks of the node read rows in the heap. Others are copied there, if it has room; else pushed.
   std::vector<Tensor> copies;  // until the call is enqueued: their memory is reused behind it
   bool pushes = false;
-  // Ranks of the node read the rows in the heap. Between nodes they are copied there, if it has room; else pushed.
-  const auto readable = [&](const ConstTensorView& tensor) -> const void* {
+  const auto readable = [&](const ConstTensorView& tensor, auto copy) -> const void* {
     if (tensor.size(0) == 0) return in->heap()->local();  // nothing to read; frameworks give it no address
-    if (pushes || in->in_heap(tensor)) return tensor.data;
-    if (mode.rails()) {
-      const TensorView wanted = unplaced(in->device(), tensor.dtype, {tensor.size(0), tensor.size(1)});
-      if (const auto made = scope.tensors({&wanted, 1}, true); !made.empty()) {
-        void* copy = copies.emplace_back(made.front()).data();
-        in->executor()->copy(copy, tensor.data, tensor.bytes(), scope.stream());
-        return copy;
-      }
-    }
-    pushes = true;
-    return tensor.data;
+    if (pushes || in->in_heap(tensor) || grid.width == 1) return tensor.data;
+    const TensorView wanted = unplaced(in->device(), tensor.dtype, {tensor.size(0), tensor.size(1)});
+    const auto made = scope.tensors({&wanted, 1}, true);
+    pushes = made.empty();
+    if (pushes) return tensor.data;
+    copy(static_cast<std::byte*>(copies.emplace_back(made.front()).data()));
+    return copies.back().data();
   };
-  params.x = static_cast<const std::byte*>(readable(x));
-  if (weights) params.topk_weights = static_cast<const float*>(readable(*weights));
+  params.x = x.as<std::byte>();
+  params.shared_x =
+      static_cast<const std::byte*>(readable(x, [&](std::byte* to) { copy_for_peers(params, to, *runtime_, scope); }));
+  if (weights) {
+    params.topk_weights = static_cast<const float*>(readable(
+        *weights, [&](std::byte* to) { in->executor()->copy(to, weights->data, weights->bytes(), scope.stream()); }));
+  }
   // In one node also where this rank does not push: its peers may.
   if (pushes || !mode.rails()) require_slots(params.transfer.local, in->num_ranks(), mode);
   TransferParams& transfer = params.transfer;
   const int blocks = in->sms(arguments.num_sms, defaults::kCombineSms);
   const auto kernel = mode.rails() ? choices::combine_and_notify_internode : choices::combine;
-  if (mode.rails()) {
-    plan_warps(transfer, blocks, in->warps(kernel.max_threads), pushes ? 2 : 0);
-    params.parts_per_token = 1;
-    params.pushing_blocks = INT32_MAX;
-  } else {
-    plan_warps(params, blocks, *runtime_, pushes);
-  }
-  const auto shared_bytes = [&] { return CombineShared(Carver::without_memory(), transfer, blocks).bytes; };
-  if (transfer.local_warps != 0) {  // warps that add work in registers
-    plan_stages(transfer.pipe, transfer.pushing_warps(), params.row_bytes, in->policy().max_shared_bytes, shared_bytes);
-  }
-  in->launch(kernel, params, {blocks, transfer.warps() * 32, shared_bytes()}, scope);
+  const int warps = in->warps(kernel.max_threads);
+  plan_warps(transfer, blocks, warps, !pushes ? 0 : mode.rails() ? 1 : std::max(1, warps / 2));
+  // A row whose slot is used again is released by one warp, which has added all of it.
+  const bool cut = !mode.rails() && transfer.num_tokens <= transfer.local.slots;
+  params.parts_per_token = cut ? parts_per_token(transfer.num_tokens, blocks * transfer.first_warps) : 1;
+  const std::size_t shared_bytes = NormalCombineShared(Carver::without_memory(), transfer, blocks).bytes;
+  in->launch(kernel, params, {blocks, transfer.warps() * 32, shared_bytes}, scope);
   result.event = scope.finish();
   return result;
 }

@@ -8,12 +8,13 @@
 // In one node there is only step 3: kRails is false. Between nodes chunks go the other way than in dispatch: counts of
 // rows are swapped.
 //
-// A rank whose rows lie outside the heap pushes them through local rings to the ranks of its node that add them
-// (combine_push.hpp). These add in the same order either way, so the result does not depend on it.
+// Rows that lie outside the heap are copied there first, if it has room. Otherwise their rank pushes them through local
+// rings to the ranks of its node that add them. These add in the same order either way, so the result does not depend
+// on it.
+#include "kernels/common/row_copy.hpp"
 #include "kernels/common/row_sum.hpp"
 #include "kernels/common/tickets.hpp"
 #include "kernels/kernel_list.hpp"
-#include "kernels/normal/combine_push.hpp"
 #include "kernels/normal/transfer.hpp"
 #include "kernels/primitives/launch.hpp"
 
@@ -39,11 +40,10 @@ struct Combine : Transfer {
   static constexpr Wanted kEnd = Wanted::combine_done;
 
   const CombineParams& params;
-  const CombineShared& shared;
+  const NormalCombineShared& shared;
   const RowsWithPeer& with_first;  ///< what rows_with() says of the rank with this thread's index, if there is one
-  CombinePusher<kRails> pusher;
-  bool by_rings = false;  ///< some rank of this node pushes its rows
-  bool releases = false;  ///< and waits for room for some of our tokens' rows
+  bool by_rings = false;           ///< some rank of this node pushes its rows
+  bool releases = false;           ///< and waits for room for some of our tokens' rows
 
   DEEP_EP_DEVICE decltype(auto) grid() const { return grid_of<kRails>(transfer.common); }
 
@@ -58,7 +58,7 @@ struct Combine : Transfer {
     const auto offset = [&](const void* address) {
       return reinterpret_cast<std::uint64_t>(address) - reinterpret_cast<std::uint64_t>(own_heap());
     };
-    return {.x = offset(params.x),
+    return {.x = offset(params.shared_x),
             .topk_weights = offset(params.topk_weights),
             .num_rows = params.num_rows,
             .pulled = transfer.local_warps != 0 ? 0 : 1,
@@ -66,9 +66,8 @@ struct Combine : Transfer {
                        rows.to_peer}};
   }
   DEEP_EP_DEVICE void prepare() const {
-    if (pusher.warp >= 0 && pusher.warp < transfer.pushing_warps() && lane_index() == 0) pusher.init();
-    block::each(transfer.local_warps != 0 ? pusher.rings() : 0,
-                [&](int ring) { shared.local_rows[ring] = pusher.rows_of(ring); });
+    block::each(transfer.local_warps != 0 ? local_rings() : 0,
+                [&](int number) { shared.local_rows[number] = rows_by(number); });
   }
   DEEP_EP_DEVICE bool learn(const Meeting& meeting, int index) const {
     const int peer = grid().first_of_node() + index;
@@ -82,7 +81,7 @@ struct Combine : Transfer {
     const std::byte* heap = transfer.common.heaps[peer];
     const std::int32_t end = rows.first_row + rows.to_peer;
     // Our own rows are read where they lie, also where no peer can read them.
-    shared.ranks[index] = {.x = heap + theirs.x,
+    shared.ranks[index] = {.x = peer == grid().rank ? params.x : heap + theirs.x,
                            .topk_weights = reinterpret_cast<const float*>(heap + theirs.topk_weights),
                            .num_rows = theirs.num_rows,
                            .first_row = rows.first_row,
@@ -115,7 +114,12 @@ struct Combine : Transfer {
   DEEP_EP_DEVICE bool is_pushed(int index, int node, std::int32_t n) const {
     return by_rings && shared.ranks[index].pushed && is_held(index, node, n);
   }
-  DEEP_EP_DEVICE TokenRing ring(int index, int node) const { return combine_ring<kRails>(*this, index, node); }
+  /// The local ring by which this rank gets rows of tokens of `node` from rank `index` of its node, or pushes them to
+  /// it. There is one for each node, so that rows are read in their order, and no node waits for another.
+  DEEP_EP_DEVICE TokenRing ring(int index, int node) const {
+    return {transfer, epoch, grid().first_of_node() + index, index * grid().nodes() + node,
+            grid().index() * grid().nodes() + node};
+  }
   /// The word that says that it is there; without a word if it always is.
   DEEP_EP_DEVICE AwaitedWord awaited(int index, int node, std::int32_t n) const {
     return is_pushed(index, node, n) ? ring(index, node).row(n) : AwaitedWord{};
@@ -184,7 +188,7 @@ struct Combine : Transfer {
         grid().others(), policy(), shared.next + warp_index() * grid().others(), part, parts,
         [&](int number) { return transfer.counts.to_node[grid().other(number)]; },
         [&](int number, int row) { return missing(number, row); },
-        [&](int number, int row) { return stage(number, row); }, [] {});
+        [&](int number, int row) { return stage(number, row); });
   }
 
   // 3. The adding warps. Each takes the next part of one of this rank's tokens and adds, in fp32 and in this order: the
@@ -307,15 +311,48 @@ struct Combine : Transfer {
     return true;
   }
 
-  // 4. The pushing warps, and the one that raises their words.
+  // 4. The pushing warps, on a rank whose rows the others do not read. They push rows in the order in which these add
+  // them up, take any ring that has room, and never wait for one: its reader may wait for rows of another.
+  //
+  // They number rings by their readers, from the next rank of the node on, so that not all ranks begin with the same,
+  // then by the node of the reader's rail whose tokens the rows are of.
 
-  DEEP_EP_DEVICE bool local(int warp) {
-    const int pushing = transfer.pushing_warps();
-    const int blocks = params.pushing_blocks < grid_blocks() ? params.pushing_blocks : grid_blocks();
-    if (block_index() >= blocks) return true;
-    if (warp < pushing) return pusher.push_all(warp * blocks + block_index(), pushing * blocks);
-    raise_words(shared.pieces, pushing);
+  DEEP_EP_DEVICE int local_rings() const { return (grid().width - 1) * grid().nodes(); }
+  DEEP_EP_DEVICE int node_by(int number) const { return kRails ? number % grid().nodes() : 0; }
+  DEEP_EP_DEVICE int reader_by(int number) const {
+    const int reader = grid().index() + 1 + (kRails ? number / grid().nodes() : number);
+    return reader < grid().width ? reader : reader - grid().width;
+  }
+  DEEP_EP_DEVICE int source_by(int number) const { return node_by(number) * grid().width + reader_by(number); }
+  DEEP_EP_DEVICE TokenRing ring_by(int number) const { return ring(reader_by(number), node_by(number)); }
+  /// Rows that go by a ring. Those of one source follow each other, by token.
+  DEEP_EP_DEVICE std::int32_t rows_by(int number) const {
+    const std::int32_t begin = transfer.first_row_of(source_by(number), grid().index());
+    const std::int32_t end = transfer.end_of(source_by(number), grid().index());
+    const std::int32_t held = end < params.num_rows ? end : params.num_rows;
+    return begin < held ? held - begin : 0;
+  }
+
+  DEEP_EP_DEVICE bool push(int number, std::int32_t n) const {
+    const TokenRing to = ring_by(number);
+    const std::int64_t row = std::int64_t{transfer.first_row_of(source_by(number), grid().index())} + n;
+    std::byte* const slot = to.slot_there(n);
+    copy_row(slot, params.x + row * params.row_bytes, params.row_bytes);
+    if (params.topk_weights != nullptr) {
+      copy_words(slot + params.row_bytes, params.topk_weights + row * params.num_topk,
+                 static_cast<std::uint32_t>(params.num_topk) * 4);
+    }
+    to.publish(n);
     return true;
+  }
+
+  /// Pushes this warp's rows of each ring. False after a fault.
+  DEEP_EP_DEVICE bool local(int warp) const {
+    return serve(
+        local_rings(), policy(), shared.local_next + warp * local_rings(), warp * grid_blocks() + block_index(),
+        transfer.local_warps * grid_blocks(), [&](int number) { return shared.local_rows[number]; },
+        [&](int number, std::int32_t n) { return ring_by(number).room(n).missing(); },
+        [&](int number, std::int32_t n) { return push(number, n); });
   }
   DEEP_EP_DEVICE static void finish() {}
 };
@@ -325,23 +362,12 @@ DEEP_EP_DEVICE void combine_body(const CombineParams& params, std::byte* memory)
   const TransferParams& transfer = params.transfer;
   const NormalParams& common = transfer.common;
   decltype(auto) grid = grid_of<kRails>(common);
-  const CombineShared shared(Carver(memory), transfer, grid_blocks());
+  const NormalCombineShared shared(Carver(memory), transfer, grid_blocks());
   // Loaded while the block finds out which call it is.
   const RowsWithPeer with_first(transfer, grid.first_of_node(), thread_index() < grid.width ? thread_index() : 0,
                                 grid.index());
   const Call call = Call::begin(kRails ? common.state->transfer : common.state->combine, common.wait);
-  const int local_warp = warp_index() - transfer.moving_warps();
-  Combine<kRails> combine{{transfer, call.epoch},
-                          params,
-                          shared,
-                          with_first,
-                          {{transfer, call.epoch},
-                           params,
-                           local_warp,
-                           shared.local_rows,
-                           shared.local_next + local_warp * grid.num_ranks,
-                           shared.pipes.pipe(local_warp),
-                           shared.pieces[local_warp]}};
+  Combine<kRails> combine{{transfer, call.epoch}, params, shared, with_first};
   transfer_rows<kRails>(combine, call, {common, Wanted::combine_addresses, MeetingKind::combine, call.epoch});
 }
 

@@ -392,7 +392,7 @@ struct Dispatch : Transfer {
         grid().others(), policy(), shared.next + warp_index() * grid().others(), part, parts,
         [&](int number) { return transfer.counts.from_node[grid().other(number)]; },
         [&](int number, int at) { return landed(number, at).missing(); },
-        [&](int number, int at) { return forward(number, at); }, [] {});
+        [&](int number, int at) { return forward(number, at); });
     bulk::wait(0);
     bulk::fence_global();
     return good;
@@ -433,7 +433,7 @@ struct Dispatch : Transfer {
         grid().width, policy(), shared.local_next + warp * grid().width, warp * grid_blocks() + block_index(),
         transfer.local_warps * grid_blocks(), [&](int writer) { return shared.local_rows[writer]; },
         [&](int writer, std::int32_t n) { return ring(writer).row(n).missing(); },
-        [&](int writer, std::int32_t n) { return fetch(writer, n); }, [] {});
+        [&](int writer, std::int32_t n) { return fetch(writer, n); });
   }
 
   // 5. The steps of all threads.

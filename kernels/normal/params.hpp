@@ -134,11 +134,10 @@ struct TransferParams {
   // Roles of a block's warps, in this order.
   int first_warps;   ///< dispatch: send; combine: add this rank's tokens
   int second_warps;  ///< 0 in one node; dispatch: forward; combine: add for other nodes
-  int local_warps;   ///< 0 where other ranks reach this rank's rows; dispatch: fetch its rows; combine: push them, and
-                     ///< the last one raises their flags
+  int local_warps;   ///< 0 where other ranks reach this rank's rows; dispatch: fetch its rows; combine: push them
   int poster_warps;  ///< a thread posts to one lane of one rail
 
-  PipeShape pipe;  ///< of a dispatch's moving warp, or of a combine's pushing warp, in shared memory
+  PipeShape pipe;  ///< of a dispatch's moving warp, in shared memory
 
   DEEP_EP_DEVICE ChunkState& chunk_state(int number, int chunk) const {
     return common.rails[number].chunks[chunk % rings.chunks];
@@ -152,8 +151,6 @@ struct TransferParams {
   }
   DEEP_EP_HOST_DEVICE int warps() const { return moving_warps() + local_warps + poster_warps; }
   DEEP_EP_HOST_DEVICE int moving_warps() const { return first_warps + second_warps; }
-  /// Of combine: one of the local warps raises the words of what the others push.
-  DEEP_EP_HOST_DEVICE int pushing_warps() const { return local_warps == 0 ? 0 : local_warps - 1; }
 };
 
 /// A poster's memory, shared: copies of its lane's queue pairs, needed for every entry, and the chunks under way.
@@ -174,6 +171,7 @@ struct TransferShared {
   RailPairs* pairs;          ///< [lanes of rails that the block posts to]
   std::int32_t* local_rows;  ///< [local rings]: rows of this rank in each, if other ranks do not reach them
   std::int32_t* local_next;  ///< [local warps][local rings]
+  std::size_t bytes;
 
   DEEP_EP_HOST_DEVICE TransferShared(Carver& carver, const TransferParams& params, int blocks, int local_rings)
       : ranks(carver.take<Rank>(static_cast<std::size_t>(params.common.grid.width), kLine)),
@@ -182,7 +180,8 @@ struct TransferShared {
             static_cast<std::size_t>((params.common.grid.others() * params.common.lanes + blocks - 1) / blocks),
             kLine)),
         local_rows(carver.take<std::int32_t>(static_cast<std::size_t>(params.local_warps == 0 ? 0 : local_rings))),
-        local_next(carver.take<std::int32_t>(static_cast<std::size_t>(params.local_warps * local_rings))) {}
+        local_next(carver.take<std::int32_t>(static_cast<std::size_t>(params.local_warps * local_rings))),
+        bytes(carver.bytes()) {}
 };
 
 /// The memory for rows at one rank of this node.
@@ -195,12 +194,12 @@ struct NodeTarget {
 
 struct DispatchShared : TransferShared<NodeTarget> {
   WarpStages pipes;  ///< of the moving warps
-  std::size_t bytes;
 
   DEEP_EP_HOST_DEVICE DispatchShared(Carver carver, const TransferParams& params, int blocks)
       : TransferShared(carver, params, blocks, params.common.grid.width),
-        pipes(carver, params.moving_warps(), params.pipe),
-        bytes(pipes.bytes) {}
+        pipes(carver, params.moving_warps(), params.pipe) {
+    bytes = pipes.bytes;
+  }
 };
 
 /// A slot of a ring in dispatch: the row, and all that the rank behind it needs to put it into place.
@@ -242,6 +241,11 @@ struct NodeRows {
   bool pushed;             ///< into our local rings; x and topk_weights mean nothing
 };
 
+struct NormalCombineShared : TransferShared<NodeRows> {
+  DEEP_EP_HOST_DEVICE NormalCombineShared(Carver carver, const TransferParams& params, int blocks)
+      : TransferShared(carver, params, blocks, params.common.num_ranks) {}
+};
+
 struct CombineParams {
   TransferParams transfer;
 
@@ -256,8 +260,8 @@ struct CombineParams {
   // As expert side: where the rows are. Other ranks read them in the heap, unless there are local_warps.
   std::int32_t num_rows;
   const std::byte* x;
+  const std::byte* shared_x;  ///< what the others read: `x`, or a copy, in which rows of this rank's tokens are missing
   const float* topk_weights;
-  int pushing_blocks;  ///< only so many blocks push: rows from too many senders at once hold each other up
 };
 
 }  // namespace deep_ep

@@ -36,10 +36,9 @@ struct AwaitedWord {
 ///   parts(number)           how many there are
 ///   missing(number, part)   the AwaitedWord that the part still waits for, which is put on record if it is late
 ///   work(number, part)      false after a fault
-///   idle()                  nothing is ready; also before it ends
-template <class Policy, class Parts, class Missing, class Work, class Idle>
+template <class Policy, class Parts, class Missing, class Work>
 DEEP_EP_DEVICE bool serve(int others, const Policy& policy, std::int32_t* next, int first, int step, Parts parts,
-                          Missing missing, Work work, Idle idle) {
+                          Missing missing, Work work) {
   // A lane looks after the nodes of its index and multiples of 32 behind.
   for (int number = lane_index(); number < others; number += kWarpSize) next[number] = first;
   int group = 0;  // of 32 nodes
@@ -57,7 +56,6 @@ DEEP_EP_DEVICE bool serve(int others, const Policy& policy, std::int32_t* next, 
         left = warp::any(wants) || left;
         if (found != 0) return true;
       }
-      idle();
       return !left;
     };
     const auto gives_up = [&](const Poll& poll) {

@@ -133,7 +133,9 @@ struct SpreadRowsParams {
   std::byte* heap;
   TokenWindow window;
   int rank, num_ranks;
-  const std::byte* own_rows;   ///< of this rank's tokens
+  const std::byte* own_rows;  ///< of this rank's tokens
+  /// Not expanded: where rows begin (nullptr: at 0) and end that stay where they are; nullptr: none do.
+  const std::int32_t* skipped[2];
   const std::uint64_t* abort;  ///< see WaitContext: after a failed call nothing is moved
 
   const std::byte* rows;

@@ -100,6 +100,7 @@ struct RowSpreader {
   const SpreadRowsParams& params;
   RowPipe pipe;
   std::int64_t valid, step;
+  std::int32_t skip_begin = 0, skip_end = 0;
 
   struct Unit {
     std::int64_t row;
@@ -109,7 +110,7 @@ struct RowSpreader {
   };
 
   DEEP_EP_DEVICE std::int64_t slot_of(std::int64_t row) const {
-    if (!params.expand) return lane_index() == 0 ? row : -1;
+    if (!params.expand) return lane_index() == 0 && (row < skip_begin || row >= skip_end) ? row : -1;
     if (lane_index() >= params.metadata.num_topk) return -1;
     const std::int64_t slot = load_weak(params.metadata.slots(row) + lane_index());
     return slot < params.num_spread ? slot : -1;
@@ -170,6 +171,8 @@ DEEP_EP_DEVICE void spread_rows_body(const SpreadRowsParams& params, std::byte* 
   // A few rows take as long as the memory does, so that all loads that need no other's result are under way at once.
   const std::int32_t num_valid = load_weak(params.metadata.num_valid);
   const std::uint64_t failed = load_relaxed<Scope::gpu>(params.abort);
+  if (params.skipped[0] != nullptr) spreader.skip_begin = load_weak(params.skipped[0]);
+  if (params.skipped[1] != nullptr) spreader.skip_end = load_weak(params.skipped[1]);
   RowSpreader::Unit ahead{warp, -1, 0, nullptr};
   if (warp < params.metadata.num_rows) ahead = spreader.look(warp);
   // The metadata of a call that has failed is not there.

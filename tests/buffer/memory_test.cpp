@@ -38,11 +38,6 @@ std::vector<Shape> large_rounds() {
   return shapes;
 }
 
-TEST_P(MemoryTest, SmallWindowsNeedManyRoundsWhenPushing) {
-  run_rounds(cluster(3), large_rounds(), {.num_sms = 0, .returned_in_heap = false},
-             {.heap_bytes = 64 * kMiB, .window_bytes = 128 * kKiB});
-}
-
 void receive_with_full_heaps(const ClusterOptions& cluster) {
   std::vector<Case> cases;
   for (const Shape& shape : large_rounds()) cases.push_back(make_case(shape));

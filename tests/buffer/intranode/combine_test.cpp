@@ -1,4 +1,4 @@
-// Combine: pulling, pushing and both at once give the same bits; biases, weights, the automatic choice.
+// Combine: pulling, copying, pushing and all at once give the same bits; biases, weights, the automatic choice.
 #include "tests/cluster/fixture.hpp"
 
 namespace deep_ep::test {
@@ -7,8 +7,8 @@ namespace {
 class CombineTest : public ClusterTest {};
 DEEP_EP_ON_THREADS(CombineTest);
 
-/// One dispatch, then combines with each rank's rows in the heap or not. Rows of the second are written where those of
-/// the first lay: nobody may still read them.
+/// One dispatch, then combines of rows that lie in each rank's heap (h), or are copied (c) or pushed (p), as the heap
+/// is full. Rows of the second are written where those of the first lay: nobody may still read them.
 TEST_P(CombineTest, EachRankChoosesForItself) {
   const Case one = make_case({.tokens = {20, 0, 31},
                               .topk = 6,
@@ -17,15 +17,13 @@ TEST_P(CombineTest, EachRankChoosesForItself) {
                               .bias_0 = true,
                               .bias_1 = true,
                               .seed = 11});
-  const std::vector<bool> choices[] = {{true, true, true},   {true, true, true},   {false, false, false},
-                                       {true, false, true},  {false, true, false}, {true, true, false},
-                                       {false, false, true}, {true, true, true}};
   run_with_buffers(cluster(3), [&](Rank& rank, Buffer& buffer) {
     const DispatchResult dispatched = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
-    for (const std::vector<bool>& in_heap : choices) {
-      const bool heap = in_heap[static_cast<std::size_t>(rank.rank())];
-      const Returned returned = upload_returned(rank, buffer, one, dispatched.handle, heap);
-      require(buffer.in_heap(returned.combine.x) == heap, "in_heap");
+    for (const std::string choices : {"hhh", "hhh", "ppp", "hph", "php", "hhp", "pph", "ccc", "cph", "hcp", "hhh"}) {
+      const char choice = choices[static_cast<std::size_t>(rank.rank())];
+      const Returned returned = upload_returned(rank, buffer, one, dispatched.handle, choice == 'h');
+      require(buffer.in_heap(returned.combine.x) == (choice == 'h'), "in_heap");
+      const std::vector<Tensor> hoard = choice == 'p' ? take_whole_heap(rank, buffer) : std::vector<Tensor>();
       check_combine(rank, one, buffer.combine(returned.combine, rank.call()));
     }
   });

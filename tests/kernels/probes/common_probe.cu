@@ -41,7 +41,7 @@ DEEP_EP_DEVICE void serve_probe(const probes::ServeParams& p, std::byte* shared)
       [&](int number, int) {
         return normal::AwaitedWord{{grid.other(number), Wanted::internode_rows, 1}, p.never};
       },
-      [](int, int) { return true; }, [] {});
+      [](int, int) { return true; });
   p.returned[lane_index()] = good ? 2 : 1;
 }
 

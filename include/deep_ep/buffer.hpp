@@ -98,8 +98,8 @@ class Buffer {
   DispatchResult dispatch(const DispatchArguments& arguments, const CallOptions& call = {});
 
   /// Collective: adds, for each token of the dispatch, the rows of its ranks. No host wait; may be recorded into a CUDA
-  /// graph. @throws OutOfMemory if the window has no room for two rows of each rank; between nodes, if x is outside
-  /// the heap, the heap has no room for a copy, and the window none for a row of each rank.
+  /// graph. @throws OutOfMemory if the window has no room for a row of each rank; between nodes for two to and from
+  /// each other node, or, if x is outside the heap and has no room there, for one of each rank.
   CombineResult combine(const CombineArguments& arguments, const CallOptions& call = {});
 
   // ------------------------------------------------------------------------ V2's interface: see elastic.hpp

@@ -88,9 +88,9 @@ struct DispatchResult {
 };
 
 /// A combine. Equal on all ranks: H, and the presence of topk_weights; the biases may differ. The owners of the tokens
-/// read the rows over NVLink if x and topk_weights are in the symmetric heap (received tensors, or of allocate_tensor);
-/// other rows are stored into a window of their owner, between nodes copied into the heap first if that has room. The
-/// bits of the results do not depend on it.
+/// read the rows over NVLink if x and topk_weights are in the symmetric heap (received tensors, or of allocate_tensor).
+/// Other rows are copied there first, or, where it has no room and in recordings, stored into a window of their owner.
+/// The bits of the results do not depend on it.
 struct CombineArguments {
   ConstTensorView x = {};                  ///< [rows of the handle, H] bfloat16, aligned to 16 bytes
   const DispatchHandle* handle = nullptr;  ///< of the dispatch whose rows come back; used during the call only

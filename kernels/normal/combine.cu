@@ -228,6 +228,7 @@ struct Combine : Transfer {
   /// Waits until all that other nodes have of the token has landed, and all that is pushed is there. `known`: of which
   /// chunk of its node the lane knows that it has landed. False after a fault.
   DEEP_EP_DEVICE bool await(const Token& token, std::uint64_t& known) const {
+    if (!kRails && !by_rings) return true;
     bool good = true;
     for (int at = lane_index(); at < contributions(); at += kWarpSize) {
       const std::int32_t place = place_at(token, at);
@@ -287,9 +288,9 @@ struct Combine : Transfer {
 
   /// Adds parts of tokens until none is left. `helps`: the warp had other work before. False after a fault.
   DEEP_EP_DEVICE bool first(bool helps) const {
-    const auto parts_of_token = static_cast<std::uint32_t>(params.parts_per_token);
-    const std::uint32_t end = static_cast<std::uint32_t>(transfer.num_tokens) * parts_of_token;
-    const auto token_of = [&](std::uint32_t part) { return static_cast<int>(part / parts_of_token); };
+    const Divisor& parts = params.parts_per_token;
+    const auto end = static_cast<std::uint32_t>(transfer.num_tokens * parts);
+    const auto token_of = [&](std::uint32_t part) { return static_cast<int>(part) / parts; };
     const auto place_of = [&](std::uint32_t part) { return part < end ? look_up(token_of(part), lane_index()) : -1; };
     std::uint64_t known = 0;
     std::uint32_t* const drawn_parts = &transfer.common.state->next_piece;
@@ -303,7 +304,7 @@ struct Combine : Transfer {
       const std::int32_t place_next = place_of(turns.following);
       const Token token{token_of(turns.turn), place};
       if (!await(token, known)) return false;
-      add(token, static_cast<int>(turns.turn % parts_of_token));
+      add(token, static_cast<int>(turns.turn) % parts);
       give_back(token);
       turns.advance(drawn);
       place = place_next;

@@ -255,7 +255,7 @@ struct CombineParams {
   std::byte* combined_x;     ///< out, [num_tokens] rows
   float* combined_weights;   ///< out, [num_tokens, num_topk], nullptr: none
   int num_topk;
-  int parts_per_token;  ///< a token is added in so many parts, by different warps; one between nodes
+  Divisor parts_per_token;  ///< a token is added in so many parts, by different warps; one between nodes
 
   // As expert side: where the rows are. Other ranks read them in the heap, unless there are local_warps.
   std::int32_t num_rows;

@@ -52,8 +52,8 @@ std::vector<int> sms_to_try(bool tune, Device::Kind device) {
 }
 
 /// One rank's part in the measurements for one number of tokens. Operations are "layout", "dispatch",
-/// "layout+notify+dispatch" and "combine"; modes of dispatch "cached" and "exchange", of combine "pull" and "push",
-/// between nodes "in heap" and "copied".
+/// "layout+notify+dispatch" and "combine"; modes of dispatch "cached" and "exchange", of combine "in heap" and
+/// "copied".
 class NormalModeMeasurer {
  public:
   NormalModeMeasurer(const NormalModeOptions& options, const RankTask& task, const Figure& common, Report& report)
@@ -106,24 +106,20 @@ class NormalModeMeasurer {
     report(figure, timing, call.fp8 ? shape_.row_bytes_8bit() : shape_.row_bytes_bf16());
   }
 
-  /// `pull` takes the rows from the heap; what is pushed (between nodes: copied into the heap first) lies in ordinary
-  /// memory, like the output of experts that do not know of the heap.
-  void measure_combine(bool pull, int num_sms) {
+  /// Rows lie in the heap, or in ordinary memory, like the output of experts that do not know of the heap.
+  void measure_combine(bool in_heap, int num_sms) {
     const DispatchResult received = rank_.dispatch_again(handle_, {});
     const TensorView rows = received.recv_x.view();
-    const DeviceTensor ordinary(executor_, rows.dtype, {pull ? 0 : rows.size(0), rows.size(1)});
+    const DeviceTensor ordinary(executor_, rows.dtype, {in_heap ? 0 : rows.size(0), rows.size(1)});
     const std::size_t copied = ordinary.view().bytes();
     if (copied > 0) executor_.copy(ordinary.view().data, rows.data, copied, rank_.stream());
     CombineResult result;
     const auto combine = [&] {
       result = {};
-      result = rank_.combine({.x = pull ? rows : ordinary.view(), .handle = &handle_}, {.num_sms = num_sms});
+      result = rank_.combine({.x = in_heap ? rows : ordinary.view(), .handle = &handle_}, {.num_sms = num_sms});
     };
     const Timing timing = meter_.measure(options_.rounds, combine);
-    Figure figure = named("combine", "bf16",
-                          shape_.nodes == 1 ? (pull ? "pull" : "push")
-                          : pull            ? "in heap"
-                                            : "copied");
+    Figure figure = named("combine", "bf16", in_heap ? "in heap" : "copied");
     set_sms(figure, num_sms, defaults::kCombineSms);
     rank_.buffer().check();
     if (options_.check) rank_.check_combined(result);

@@ -7,6 +7,7 @@
 #include "kernels/common/faults.hpp"
 #include "kernels/common/messages.hpp"
 #include "kernels/common/topk.hpp"
+#include "kernels/primitives/divisor.hpp"
 
 namespace deep_ep {
 
@@ -99,7 +100,7 @@ struct SentRows {
   ScaleLayout scales;
   TopkIndices topk_idx;
   const float* topk_weights;  ///< nullptr: zeros travel in their place
-  int num_local_experts;
+  Divisor num_local_experts;
   bool send_src_idx;  ///< false when a handle already knows it
 };
 

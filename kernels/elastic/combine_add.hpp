@@ -36,7 +36,7 @@ struct ElasticAdder {
   }
   DEEP_EP_DEVICE Token token_of(std::int32_t number, const Selection& selection) const {
     Token token{number, expert_of(selection.index, params.num_local_experts * params.common.num_ranks), false, {}};
-    if (token.rank >= 0) token.rank /= params.num_local_experts;
+    if (token.rank >= 0) token.rank = token.rank / params.num_local_experts;
     // A lane without a selection has a number of its own, which no rank has.
     const auto rank = static_cast<std::uint32_t>(token.rank >= 0 ? token.rank : -1 - lane_index());
     const std::uint32_t same = warp::match_any(rank);
@@ -134,20 +134,19 @@ struct ElasticAdder {
 
   /// Adds parts of tokens until none is left, or a fault ends the call.
   DEEP_EP_DEVICE void add_all() const {
-    const auto parts = static_cast<std::uint32_t>(params.parts_per_token);
+    const Divisor& parts = params.parts_per_token;
     Turns turns = share_out();
+    const auto token_at = [&](std::uint32_t at) { return params.window.first_token + static_cast<int>(at) / parts; };
     const auto selection_of = [&](std::uint32_t at) {
-      return at < turns.end ? selection_at(params.window.first_token + static_cast<std::int32_t>(at / parts))
-                            : Selection{};
+      return at < turns.end ? selection_at(token_at(at)) : Selection{};
     };
     Selection selection = selection_of(turns.turn);
     while (!turns.over()) {
       // Neither of these is needed before this part is done.
       const std::uint32_t drawn = turns.draw();
       const Selection next_selection = selection_of(turns.following);
-      const Token token =
-          token_of(params.window.first_token + static_cast<std::int32_t>(turns.turn / parts), selection);
-      const auto part = static_cast<int>(turns.turn % parts);
+      const Token token = token_of(token_at(turns.turn), selection);
+      const int part = static_cast<int>(turns.turn) % parts;
       const std::uint64_t own = token.own.find(params, share_of(part));  // prefetched while the others' rows arrive
       if (!await(token)) return;
       add(token, own, part);

@@ -144,9 +144,9 @@ class ElasticPusher {
   DEEP_EP_DEVICE std::int32_t row_of(std::uint32_t turn) const {
     if (turn >= turns.end) return -1;
     const int ranks = params.common.num_ranks;
-    const auto others = static_cast<std::uint32_t>(ranks - 1);
-    const int owner = (params.common.rank + 1 + static_cast<int>(turn % others)) % ranks;
-    const std::int32_t number = begin_of(owner) + static_cast<std::int32_t>(turn / others);
+    const auto piece = static_cast<int>(turn);
+    const int behind = params.common.rank + 1 + piece % params.others, owner = behind < ranks ? behind : behind - ranks;
+    const std::int32_t number = begin_of(owner) + piece / params.others;
     return number < shared.source_ends[owner] ? number : -1;
   }
 

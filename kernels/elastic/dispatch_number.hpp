@@ -44,7 +44,8 @@ struct ToldTokens {
   /// thread has met.
   DEEP_EP_DEVICE bool fetch_few() const {
     constexpr int kOfCell = ToldSelections::kOfCell, kTogether = 4;
-    const int cells = params.numbers.few / kOfCell, end = num_ranks() * cells;
+    const Divisor& cells = params.told.cells;
+    const int end = num_ranks() * cells;
     bool good = true;
 #pragma unroll 1
     for (int first = thread_index(); first < end; first += kTogether * block_threads()) {

@@ -21,6 +21,7 @@ struct ToldSelections {
   /// it is then the same for all calls.
   std::int64_t stride;
   std::uint64_t turn_bytes;  ///< from those of an even call to those of an odd one; 0: in the window
+  Divisor cells;             ///< with few selections of a source
 
   DEEP_EP_DEVICE bool apart() const { return turn_bytes != 0; }
   /// [num_tokens, num_topk]: experts, -1 for none.

@@ -24,8 +24,9 @@ struct ElasticCombineShared {
 
 struct ElasticCombineParams {
   IntranodeParams common;
-  int num_topk;
-  int num_local_experts;
+  Divisor num_topk;
+  Divisor num_local_experts;
+  Divisor others;  ///< ranks
   std::uint32_t row_bytes;
   bool expanded;        ///< rows of x are those that the metadata names; else x has a row for each one of the metadata
   bool each_selection;  ///< the owner adds the row of each selection; else a rank adds its own first. Only if expanded
@@ -47,10 +48,10 @@ struct ElasticCombineParams {
   const float* weights;             ///< [num_rows], or, not expanded, [num_rows, num_topk]
 
   TokenWindow window;
-  int pushing_blocks;   ///< the first ones; the others only add, which touches no other device
-  int adding_warps;     ///< of a pushing block, from the beginning; the others push first
-  int pushers, adders;  ///< warps in all: those that push, and those that do nothing but add
-  int parts_per_token;  ///< a token is added in so many parts, by different warps
+  int pushing_blocks;       ///< the first ones; the others only add, which touches no other device
+  int adding_warps;         ///< of a pushing block, from the beginning; the others push first
+  int pushers, adders;      ///< warps in all: those that push, and those that do nothing but add
+  Divisor parts_per_token;  ///< a token is added in so many parts, by different warps
 
   DEEP_EP_DEVICE bool pushes(int block, int warp) const { return block < pushing_blocks && warp >= adding_warps; }
   /// The part in which a token's row from `source` lies: the number of the source or of its last selection, whichever

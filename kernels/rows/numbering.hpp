@@ -55,7 +55,7 @@ struct SelectionNumberer {
   const int block = block_index() - (grid_blocks() - params.blocks);
   const int columns = params.columns(Tokens::kOfAllRanks);
 
-  DEEP_EP_DEVICE int num_topk() const { return params.metadata.num_topk; }
+  DEEP_EP_DEVICE const Divisor& num_topk() const { return params.metadata.num_topk; }
   // The column of a local expert is its number.
   DEEP_EP_DEVICE int column_of_rank(int rank) const { return params.num_experts + rank; }
   DEEP_EP_DEVICE int column_of_source(int source) const { return column_of_rank(params.num_ranks + source); }
@@ -68,7 +68,8 @@ struct SelectionNumberer {
   /// By a whole warp: `visit(selection)` for its share. It takes whole tokens.
   template <class Visit>
   DEEP_EP_DEVICE void for_each_selection(Visit visit) const {
-    const int topk = num_topk(), at_once = kWarpSize / topk;
+    const Divisor& topk = num_topk();
+    const int at_once = kWarpSize / topk;
     if (warp_index() >= params.warps) return;
     const int all = shared.source_ends[params.num_ranks - 1], shares = params.blocks * params.warps;
     const int share = ((all + at_once - 1) / at_once + shares - 1) / shares * at_once;

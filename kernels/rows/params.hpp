@@ -19,7 +19,7 @@ struct RowMetadata {
   std::int32_t* data;
   std::int64_t stride;
   std::int64_t num_rows;
-  int num_topk;
+  Divisor num_topk;
   const std::int32_t* num_valid;  ///< on the device: how many rows hold anything
 
   DEEP_EP_DEVICE std::int32_t* row(std::int64_t number) const { return data + number * stride; }
@@ -40,11 +40,12 @@ struct SumRowsParams {
   const std::byte* bias[2];
   std::byte* sums;          ///< out; nullptr: rows go back as they are
   std::uint32_t row_bytes;  ///< multiple of 16
+  Divisor pieces;           ///< of a row that is added, by different warps; 1 without sums
   bool each_selection;      ///< each selection's row goes back; else one for each received row
 
   // Of rows that go back, the sums or those that `each_selection` says.
   int num_ranks;
-  int max_tokens;
+  Divisor max_tokens;
   const float* sent_weights;       ///< [num_rows] with `sums`, else [num_rows, num_topk]; nullptr: none
   std::int32_t* beside;            ///< out, what travels beside each; nullptr: none go
   std::uint8_t* is_token_in_rank;  ///< out, of each, [num_ranks]; 0 before
@@ -53,7 +54,7 @@ struct SumRowsParams {
   std::int32_t* row_of;  ///< [num_tokens, num_topk]: what the first kernel tells the second; nullptr: none came back
   TopkIndices topk_idx;  ///< [num_tokens, num_topk]
   std::int64_t num_tokens;
-  int num_experts;        ///< of each rank
+  Divisor num_experts;    ///< of each rank
   std::int32_t* weights;  ///< out, bits of [num_tokens, num_topk]; nullptr: not wanted
 };
 
@@ -73,8 +74,8 @@ struct NumberingParams {
 
   int rank;  ///< this one
   int num_ranks;
-  int num_experts;  ///< of each rank
-  int max_tokens;   ///< of each rank
+  Divisor num_experts;  ///< of each rank
+  int max_tokens;       ///< of each rank
   int alignment;
   std::int32_t* counts;    ///< [blocks, columns]: what blocks tell each other; one block needs none
   std::uint64_t* counted;  ///< a word of Progress: the calls in which they have done so

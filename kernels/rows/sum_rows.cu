@@ -18,7 +18,7 @@ DEEP_EP_DEVICE std::int64_t returned_row(const SumRowsParams& params, std::int64
   const std::int64_t index = lane < beside.num_topk ? params.topk_idx.load_cached(at) : -1;
   const bool chosen = index >= 0;
   // Lanes without a selection are alone with their number, which no rank has.
-  const auto owner = static_cast<std::uint32_t>(chosen ? index / params.num_experts : -1 - lane);
+  const auto owner = static_cast<std::uint32_t>(chosen ? static_cast<int>(index) / params.num_experts : -1 - lane);
   const int last = highest_bit(warp::match_any(owner));
 
   // 2. Which row came for it? The row must say the same.
@@ -46,7 +46,8 @@ DEEP_EP_DEVICE float sent_weight(const SumRowsParams& params, std::int64_t row, 
 
 /// By a whole warp: what is said of the rows that go back for a received one.
 DEEP_EP_DEVICE void address(const SumRowsParams& params, std::int64_t row) {
-  const int num_topk = params.metadata.num_topk, lane = lane_index();
+  const Divisor& num_topk = params.metadata.num_topk;
+  const int lane = lane_index();
   const std::int32_t origin = load_weak(params.metadata.row(row));
   const std::int32_t source = origin < 0 ? -1 : origin / params.max_tokens;
   if (source < 0 || source >= params.num_ranks) return;
@@ -95,13 +96,10 @@ DEEP_EP_DEVICE void sum_rows_body(const SumRowsParams& params, std::byte* /*shar
   const bool returned = params.row_of != nullptr;
   const std::int64_t valid = params.metadata.valid();
   const std::int64_t sums = returned ? params.num_tokens : valid, num_rows = returned ? valid : params.num_rows;
-  const std::int64_t pieces =
-      params.sums == nullptr ? 1 : (params.row_bytes + RowSum::kPieceBytes - 1) / RowSum::kPieceBytes;
-  const std::int64_t warps = std::int64_t{grid_blocks()} * block_warps();
-  for (std::int64_t unit = std::int64_t{block_index()} * block_warps() + warp_index(); unit < sums * pieces;
-       unit += warps) {
-    const std::int64_t number = unit / pieces;
-    const auto offset = static_cast<std::uint32_t>(unit % pieces) * RowSum::kPieceBytes;
+  const auto units = static_cast<int>(sums * params.pieces);
+  for (int unit = block_index() * block_warps() + warp_index(); unit < units; unit += grid_blocks() * block_warps()) {
+    const std::int64_t number = unit / params.pieces;
+    const auto offset = static_cast<std::uint32_t>(unit % params.pieces) * RowSum::kPieceBytes;
     if (offset == 0 && params.beside != nullptr) address(params, number);
     if (params.sums != nullptr) sum_piece(params, num_rows, number, offset);
   }

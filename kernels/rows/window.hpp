@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/primitives/target.hpp"
+#include "kernels/primitives/divisor.hpp"
 
 namespace deep_ep {
 
@@ -16,7 +16,7 @@ struct TokenWindow {
   std::uint32_t row_stride;
   /// Of a token and rank. Dispatch: its scales, then its weights. Combine: its weights, or the set of its selections.
   std::uint32_t words_beside;
-  int max_tokens;            ///< of a rank
+  Divisor max_tokens;        ///< of a rank
   std::int32_t first_token;  ///< of the pass, at every rank
   std::int32_t tokens;       ///< of a pass
   int parts;                 ///< rows of a token number that there is room for

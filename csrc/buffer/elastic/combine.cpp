@@ -56,7 +56,7 @@ int pieces_of(std::uint32_t row_bytes) {
 
 void plan_window(ElasticCombineParams& params, int max_tokens, const Runtime& runtime) {
   TokenWindow& window = params.window;
-  window.parts = params.each_selection ? params.num_topk : std::min(runtime.num_ranks(), params.num_topk);
+  window.parts = params.each_selection ? int{params.num_topk} : std::min<int>(runtime.num_ranks(), params.num_topk);
   window.row_stride = static_cast<std::uint32_t>(align_to_line(params.row_bytes));
   window.words_beside = params.each_selection ? 1 : params.weighted ? static_cast<std::uint32_t>(params.num_topk) : 0;
   window.max_tokens = max_tokens;
@@ -146,13 +146,14 @@ ElasticReturn send_back(const ElasticCombineArguments& arguments, const NormalMo
   scope.make_tables(tables);
   const auto before = static_cast<std::size_t>(is_sent.as<std::byte>() - counts.as<std::byte>());
   runtime.executor()->fill(counts.data(), 0, before + is_sent.view().bytes(), scope.stream());
-  launch(choices::sum_rows, params, metadata.num_rows * std::max(1, pieces_of(params.row_bytes)), runtime, scope);
+  params.pieces = std::max(1, pieces_of(params.row_bytes));
+  launch(choices::sum_rows, params, metadata.num_rows * params.pieces, runtime, scope);
 
   back.x_scales = beside.view();
   back.num_tokens_per_expert = counts.view();
   back.is_token_in_rank = is_sent.view();
   back.num_worst_tokens = std::int64_t{arguments.max_tokens} *
-                          (arguments.each_selection ? metadata.num_topk : std::min(metadata.num_topk, ranks));
+                          (arguments.each_selection ? int{metadata.num_topk} : std::min<int>(metadata.num_topk, ranks));
   back.num_sms = arguments.num_sms;
   const DispatchResult came = mode.dispatch(back, sent_rows(back, 1, runtime), scope);
   return {.arguments = arguments,
@@ -186,7 +187,8 @@ CombineResult sum_returned(const ElasticReturn& back, const Runtime& runtime, co
   CombineResult result =
       make_sums(back.rows.view(), tokens, arguments.topk_weights ? topk : 0, &params.sums, &params.weights, scope);
   if (tokens != 0) launch(choices::find_returned_rows, params, (params.num_rows + 31) / 32, runtime, scope);
-  launch(choices::sum_rows, params, tokens * pieces_of(params.row_bytes), runtime, scope);
+  params.pieces = pieces_of(params.row_bytes);
+  launch(choices::sum_rows, params, tokens * params.pieces, runtime, scope);
   return result;
 }
 
@@ -207,6 +209,7 @@ CombineResult Buffer::combine_elastic(const ElasticCombineArguments& arguments, 
   params.common = mode.common;
   params.num_topk = static_cast<int>(arguments.topk_idx.size(1));
   params.num_local_experts = arguments.num_experts / mode.common.num_ranks;
+  params.others = mode.common.num_ranks - 1;
   params.row_bytes = static_cast<std::uint32_t>(arguments.x.size(1) * 2);
   params.expanded = arguments.expanded;
   params.each_selection = arguments.each_selection;
@@ -222,7 +225,7 @@ CombineResult Buffer::combine_elastic(const ElasticCombineArguments& arguments, 
   params.weights = memory_of<float>(arguments.topk_weights);
   plan_window(params, arguments.max_tokens, *runtime_);
   const LaunchShape shape = plan_launch(params, arguments.num_sms, *runtime_);
-  CombineResult result = make_sums(arguments.x, params.num_tokens, params.weighted ? params.num_topk : 0,
+  CombineResult result = make_sums(arguments.x, params.num_tokens, params.weighted ? int{params.num_topk} : 0,
                                    &params.combined_x, &params.combined_weights, scope);
   // All ranks have equally many passes: these follow from arguments that are equal on all ranks.
   for (TokenWindow& window = params.window; window.first_token < window.max_tokens;

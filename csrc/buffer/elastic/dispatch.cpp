@@ -168,6 +168,7 @@ void plan_window(ElasticDispatchParams& params, int max_tokens, const Runtime& r
     params.told.stride = few ? most : selections;
     params.told.turn_bytes = few ? ControlWindow::few_selections_bytes() : 0;
     params.numbers.few = few ? static_cast<int>(selections) : 0;
+    params.told.cells = params.numbers.few / kOfCell;
     if (!few) {
       used = align_to_line(params.told.selections_at +
                            ranks * static_cast<std::size_t>(params.told.stride) * sizeof(std::int32_t));

@@ -1,7 +1,6 @@
 #include "csrc/memory/arena.hpp"
 
 #include <algorithm>
-#include <exception>
 #include <iterator>
 #include <limits>
 
@@ -30,29 +29,24 @@ Arena::Arena(std::shared_ptr<Executor> executor, std::shared_ptr<std::byte> part
 void* Arena::take(std::size_t bytes, StreamHandle stream, bool at_home) {
   if (bytes > std::numeric_limits<std::size_t>::max() - kAlignment) return nullptr;
   const std::size_t wanted = round_up(bytes);
-  std::byte* memory = nullptr;
-  std::vector<EventHandle> events;
-  {
-    const std::lock_guard lock(mutex_);
-    auto best = free_.end();
-    for (auto it = free_.begin(); it != free_.end(); ++it) {
-      if (it->second.bytes >= wanted && (best == free_.end() || it->second.bytes < best->second.bytes)) best = it;
-    }
-    if (best == free_.end()) return nullptr;
-    memory = best->first;
-    events = best->second.events;
-    auto rest = free_.extract(best);  // nothing below asks for memory, so no piece is lost
-    rest.key() = memory + wanted;
-    rest.mapped().bytes -= wanted;
-    if (at_home) rest.mapped().events.clear();
-    if (rest.mapped().bytes > 0) free_.insert(std::move(rest));
+  const std::lock_guard lock(mutex_);
+  auto best = free_.end();
+  for (auto it = free_.begin(); it != free_.end(); ++it) {
+    if (it->second.bytes >= wanted && (best == free_.end() || it->second.bytes < best->second.bytes)) best = it;
   }
-  try {
-    for (const EventHandle& event : events) executor_->wait_event(stream, event);
-  } catch (...) {
-    release(memory, bytes, std::move(events));  // nothing has used it yet
-    throw;
+  if (best == free_.end()) return nullptr;
+  std::byte* const memory = best->first;
+  std::vector<EventHandle>& events = best->second.events;
+  if (!at_home) {  // may throw, too, so none is moved from
+    const auto ended = std::ranges::partition(events, [&](const auto& event) { return !executor_->event_done(event); });
+    events.erase(ended.begin(), ended.end());
   }
+  for (const EventHandle& event : events) executor_->wait_event(stream, event);  // may throw: before any change
+  if (at_home) events.clear();
+  auto rest = free_.extract(best);  // nothing below asks for memory, so no piece is lost
+  rest.key() = memory + wanted;
+  rest.mapped().bytes -= wanted;
+  if (rest.mapped().bytes > 0) free_.insert(std::move(rest));
   return memory;
 }
 
@@ -70,27 +64,14 @@ void Arena::release(void* memory, std::size_t bytes, std::vector<EventHandle> ev
   if (piece != free_.begin()) merge_with_next(std::prev(piece));
 }
 
-/// If the next free piece begins where this one ends. Only this makes events pile up. Asking about one costs as much as
-/// waiting for it, so we ask only when there are many.
+/// If the next free piece begins where this one ends.
 void Arena::merge_with_next(Pieces::iterator piece) {
-  constexpr std::size_t kMany = 8;
   const auto next = std::next(piece);
   auto& [bytes, events] = piece->second;
   if (next == free_.end() || piece->first + bytes != next->first) return;
   events.insert(events.end(), next->second.events.begin(), next->second.events.end());  // may throw: before any change
   bytes += next->second.bytes;
   free_.erase(next);
-  std::sort(events.begin(), events.end());
-  events.erase(std::unique(events.begin(), events.end()), events.end());
-  if (events.size() <= kMany) return;
-  std::erase_if(events, [&](const EventHandle& event) {
-    try {
-      return executor_->event_done(event);
-    } catch (const std::exception&) {
-      // The work before it failed. Kept, it reports that to whoever waits for it; throwing here would lose the piece.
-      return false;
-    }
-  });
 }
 
 void Arena::give_back(void* piece, std::size_t bytes, StreamHandle stream) noexcept {

@@ -17,7 +17,8 @@ namespace deep_ep {
 ///
 /// A piece is given back while kernels of other streams may still use it, together with events behind that use. The
 /// stream that gets the memory next waits for them; the host never does. After the home has waited the rest of the free
-/// piece needs no events any more: all users come behind the buffer's calls.
+/// piece needs no events any more: all users come behind the buffer's calls. For other streams those of work that has
+/// ended are dropped first, or they would pile up.
 ///
 /// Replays of a CUDA graph write memory at any later time, so the home gets no piece while it records, and pieces
 /// that a graph may touch do not come back as long as the arena lives.

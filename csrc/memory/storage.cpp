@@ -87,30 +87,23 @@ MemoryCache::Block MemoryCache::allocate(std::size_t bytes, std::uint64_t graph)
     const std::lock_guard lock(mutex_);
     if (const auto same_size = unused_.find({graph, found.bytes});
         same_size != unused_.end() && !same_size->second.empty()) {
-      found = std::move(same_size->second.back());
+      Block& last = same_size->second.back();
+      for (const EventHandle& event : last.events) home_->wait_for(event);  // may throw: before any change
+      found.memory = last.memory;
       same_size->second.pop_back();
       if (graph == 0) unused_bytes_ -= found.bytes;
+      return found;
     }
   }
-  if (found.memory == nullptr) {
-    Executor& executor = home_->executor();
-    // Memory goes back behind a wait, which a recording cannot make.
-    if (graph == 0) give_back_unused(kMostUnused);
-    try {
-      found.memory = executor.allocate(found.bytes);
-    } catch (const OutOfMemory&) {
-      if (graph != 0) throw;
-      give_back_unused();
-      found.memory = executor.allocate(found.bytes);
-    }
-    return found;
-  }
-  std::vector<EventHandle> events = std::move(found.events);
+  Executor& executor = home_->executor();
+  // Memory goes back behind a wait, which a recording cannot make.
+  if (graph == 0) give_back_unused(kMostUnused);
   try {
-    for (const EventHandle& event : events) home_->wait_for(event);
-  } catch (...) {
-    release(found, std::move(events));
-    throw;
+    found.memory = executor.allocate(found.bytes);
+  } catch (const OutOfMemory&) {
+    if (graph != 0) throw;
+    give_back_unused();
+    found.memory = executor.allocate(found.bytes);
   }
   return found;
 }

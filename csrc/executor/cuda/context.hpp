@@ -10,17 +10,14 @@
 
 namespace deep_ep::cuda {
 
-[[noreturn]] void throw_runtime_error(cudaError_t result, int device, const std::string& call);
-[[noreturn]] void throw_driver_error(CUresult result, int device, const std::string& call);
+[[noreturn]] void throw_error(cudaError_t error, int device, const std::string& call);
 
-/// `call` names the call; further arguments are formatted into it, on failure only.
-template <class... Args>
-void check(cudaError_t result, int device, fmt::format_string<Args...> call, Args&&... args) {
-  if (result != cudaSuccess) throw_runtime_error(result, device, fmt::format(call, std::forward<Args>(args)...));
-}
-template <class... Args>
-void check(CUresult result, int device, fmt::format_string<Args...> call, Args&&... args) {
-  if (result != CUDA_SUCCESS) throw_driver_error(result, device, fmt::format(call, std::forward<Args>(args)...));
+/// `result` is the runtime's, or the driver's: the same numbers mean the same. `call` names the call; further arguments
+/// are formatted into it, on failure only.
+template <class Result, class... Args>
+void check(Result result, int device, fmt::format_string<Args...> call, Args&&... args) {
+  const auto error = static_cast<cudaError_t>(result);
+  if (error != cudaSuccess) throw_error(error, device, fmt::format(call, std::forward<Args>(args)...));
 }
 
 /// The primary context of a GPU, the one that the CUDA runtime uses too, kept alive.

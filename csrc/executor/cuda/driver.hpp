@@ -11,8 +11,6 @@ namespace deep_ep::cuda {
 // version, as in its PFN_ type's name.
 #define DEEP_EP_DRIVER_FUNCTIONS(FUNCTION)                            \
   FUNCTION(init, cuInit, 2000)                                        \
-  FUNCTION(get_error_name, cuGetErrorName, 6000)                      \
-  FUNCTION(get_error_string, cuGetErrorString, 6000)                  \
   FUNCTION(device_get, cuDeviceGet, 2000)                             \
   FUNCTION(device_get_attribute, cuDeviceGetAttribute, 2000)          \
   FUNCTION(primary_context_retain, cuDevicePrimaryCtxRetain, 7000)    \

@@ -21,15 +21,14 @@
 namespace deep_ep {
 namespace {
 
-/// Descriptors of the ranks of a host that go out before any is taken. Of those that a user without root sends no more
-/// may be under way than a process may open, 1024 by default.
-constexpr std::size_t kMostUnderWay = 512;
+/// Descriptors that each rank sends before any is taken. Of those that a user without root sends no more may be under
+/// way than a process may open, 1024 by default.
+constexpr int kAtOnce = 8;
 
 /// Each rank tells the others this.
 struct Offer {
   Token name = {};    ///< of the socket at which it takes descriptors; visible to every process of the host
   Token secret = {};  ///< what a peer must say there
-  std::ptrdiff_t partners = 0;
 };
 
 /// What comes with a descriptor.
@@ -103,26 +102,22 @@ void receive_fds(const UniqueFd& listener, const Token& secret, std::vector<Uniq
 }  // namespace
 
 std::vector<UniqueFd> exchange_fds(Bootstrap& bootstrap, int fd, const std::vector<bool>& partners) {
-  const Offer mine{random_token(), random_token(), std::ranges::count(partners, true)};
+  const Offer mine{random_token(), random_token()};
   const UniqueFd listener = listen_at(address_of(mine.name));
   if (!listener) fail<SystemError>("listening on a Unix socket: {}", errno_text(errno));
   const std::vector<Offer> offers = all_gather_values(bootstrap, mine);
-  // Some ranks may have fewer partners than share the limit with them.
-  const auto most_partners = std::ranges::max(offers, {}, &Offer::partners).partners;
-  const auto at_once = std::max<std::size_t>(1, kMostUnderWay / static_cast<std::size_t>(1 + most_partners));
   std::vector<UniqueFd> received(partners.size());
-  std::size_t next = 0;
-  for (bool all_sent = false; !all_sent;) {
-    for (std::size_t sent = 0; next < partners.size() && sent < at_once; ++next) {
+  for (std::size_t next = 0, all_sent = 0; all_sent < partners.size();) {
+    for (int sent = 0; next < partners.size() && sent < kAtOnce; ++next) {
       if (!partners[next]) continue;
       send_fd(fd, bootstrap.rank(), next, offers[next]);
       ++sent;
     }
     // Behind this exchange all that was sent so far is in the queues of its receivers.
-    const std::vector<std::size_t> done = all_gather_values(bootstrap, next);
-    all_sent = std::ranges::min(done) == partners.size();
+    all_sent = std::ranges::min(all_gather_values(bootstrap, next));
     receive_fds(listener, mine.secret, received);
-    if (!all_sent) bootstrap.barrier();  // a rank that is taking calls would miss what such a call is yet to bring
+    // A rank that is taking calls would miss what such a call is yet to bring.
+    if (all_sent < partners.size()) bootstrap.barrier();
   }
   for (std::size_t peer = 0; peer < partners.size(); ++peer) {
     if (partners[peer] && !received[peer]) {

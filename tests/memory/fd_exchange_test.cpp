@@ -50,7 +50,6 @@ int what_it_says(const UniqueFd& file) {
 /// As a rank tells it in its first exchange.
 struct FdOffer {
   Token name = {}, secret = {};
-  std::ptrdiff_t partners = 0;
 };
 
 /// As a part of what ranks do to make a buffer.

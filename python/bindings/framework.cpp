@@ -188,11 +188,6 @@ std::pair<py::tuple, py::tuple> tuples_of(const TensorSpec& spec) {
   return tuples;
 }
 
-/// Tensors without elements get one, as PyTorch gives them no address.
-TensorSpec with_memory(const TensorSpec& wanted) {
-  return wanted.elements() == 0 ? TensorSpec::contiguous(wanted.dtype, {1}, wanted.device) : wanted;
-}
-
 /// The result of a call of Python; else its exception goes on.
 py::object checked(PyObject* result) {
   if (result == nullptr) throw py::error_already_set();
@@ -311,7 +306,7 @@ py::tuple arguments_of_empty(const TensorSpec& wanted) {
   }
   constexpr std::size_t kMost = 8;
   if (torch().made_last.size() == kMost) torch().made_last.pop_front();
-  const auto [shape, strides] = tuples_of(with_memory(wanted));
+  const auto [shape, strides] = tuples_of(wanted.elements() == 0 ? TensorSpec::contiguous(wanted.dtype, {1}) : wanted);
   const py::object& type = torch().types[static_cast<std::size_t>(wanted.dtype)];
   return torch().made_last.emplace_back(wanted, py::make_tuple(shape, strides, type)).second;
 }
@@ -456,11 +451,12 @@ class FrameworkResults final : public ResultTensors {
     const bool gpu = wanted[0].device.kind == Device::Kind::cuda, by_other = gpu && order.other;
     const bool on_other = gpu && current_stream(wanted[0].device) != order.stream;
     if (heap) {
-      auto& [skip, in_vain] = questions_[order.stream];
+      auto& [skip, in_vain, segment] = questions_[order.stream];
       if (skip > 0) return --skip, std::vector<Tensor>();
       const SetWithin segments(current_heap, heap);
-      const py::object tensors = helper.attr("make_in_heap")(
-          describe(wanted), reinterpret_cast<std::uintptr_t>(order.stream), on_other, by_other, heap->largest_free());
+      const std::size_t more = segment_for(wanted, segment);
+      const py::object tensors =
+          helper.attr("make_in_heap")(describe(wanted), on_other, by_other, more <= heap->largest_free() ? more : 0);
       std::vector<Tensor> made = tensors.is_none() ? std::vector<Tensor>() : tensors_over(tensors, wanted);
       // PyTorch takes them from elsewhere where its allocator is set to do so, or where the program uses another pool.
       const auto inside = [&](const Tensor& tensor) { return heap->contains(tensor.data()); };
@@ -484,6 +480,15 @@ class FrameworkResults final : public ResultTensors {
   }
 
  private:
+  /// Bytes of a segment larger than the `largest` so far, 0 if that has room for `wanted`. Of PyTorch's allocator:
+  /// blocks are multiples of 512 bytes, segments of 2 MiB, and those for large blocks have 16 MiB or more.
+  static std::size_t segment_for(std::span<const TensorView> wanted, std::size_t& largest) {
+    std::size_t bytes = 0;
+    for (const TensorView& view : wanted) bytes += view.bytes() + 512;
+    if (bytes <= largest) return 0;
+    constexpr std::size_t kMiB = std::size_t{1} << 20;
+    return largest = std::max(2 * bytes, 16 * kMiB) / (2 * kMiB) * (2 * kMiB);
+  }
   static Tensor tensor_over(TensorArgument made, TensorView view) {
     view.data = made.view.data;
     return {view, std::make_shared<FrameworkStorage>(std::move(made))};
@@ -505,6 +510,7 @@ class FrameworkResults final : public ResultTensors {
   static constexpr int kMostSkipped = 63;
   struct Questions {
     int skip = 0, in_vain = 0;
+    std::size_t segment = 0;  ///< bytes of the largest one that was asked for
   };
   std::unordered_map<StreamHandle, Questions> questions_;
 };

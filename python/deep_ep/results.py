@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -20,24 +19,18 @@ from . import _native
 #: Shape, strides and dtype of a tensor.
 Wanted = Sequence[Tuple[Tuple[int, ...], Tuple[int, ...], torch.dtype]]
 
-# Of PyTorch's allocator: segments are multiples of this, and blocks of that.
-_SEGMENT = 2 << 20
-_ALIGNMENT = 512
-_LEAST = 16 << 20  # of a segment for large blocks
-
 
 class Results:
     """Makes tensors. The native buffer makes them itself where PyTorch's pools are enough.
 
     PyTorch never gives the segments of a pool back while the pool is in use, cannot join them, and cuts blocks of any size from
-    a large one. So the pool takes segments with room for two of the largest calls so far. What it leaves of the heap is for
-    other streams, whose memory PyTorch keeps apart, for small tensors, and for memory of the library.
+    a large one. So the native buffer has the pool take segments with room for two of the largest calls so far. What it leaves
+    of the heap is for other streams, whose memory PyTorch keeps apart, for small tensors, and for memory of the library.
     """
 
     def __init__(self, device: torch.device, communication: Optional[torch.cuda.Stream]) -> None:
         self._device, self._communication = device, communication
         self._pool: Any = None
-        self._segments: Dict[int, int] = {}  # bytes of the largest one of each stream
 
     def make(self, wanted: Wanted, on_communication: bool, used_by_other: bool, segment: int = 0) -> List[torch.Tensor]:
         """In PyTorch's ordinary memory. ``on_communication``: for the communication stream instead of the current one;
@@ -55,31 +48,22 @@ class Results:
         return made
 
     def make_in_heap(
-        self, wanted: Wanted, stream: int, on_communication: bool, used_by_other: bool, largest: int
+        self, wanted: Wanted, on_communication: bool, used_by_other: bool, segment: int
     ) -> Optional[List[torch.Tensor]]:
-        """The same in the heap, of which ``largest`` bytes are free in one piece; ``None``: it has no room, or this PyTorch, as
-        it is set, has no pools. ``stream``: the handle of that stream. The native buffer sees to it that the pool's segments
-        come from the heap."""
+        """The same in the heap; ``None``: it has no room, or this PyTorch, as it is set, has no pools. The native buffer sees to
+        it that the pool's segments come from the heap."""
         if self._device.type != "cuda" or not _has_pools():
             return None
         try:
             if self._pool is None:
                 self._pool = torch.cuda.MemPool(_allocator().allocator())
+            if segment > 0 and torch.cuda.memory_stats(self._device).get("max_split_size", -1) >= 0:
+                segment = 0  # set so, the allocator does not cut large blocks
             # Modes, as torch.set_default_device sets one, take longer than the calls.
             with torch._C.DisableTorchFunction(), torch.cuda.use_mem_pool(self._pool, self._device):
-                return self.make(wanted, on_communication, used_by_other, self._segment_for(stream, wanted, largest))
+                return self.make(wanted, on_communication, used_by_other, segment)
         except (RuntimeError, TypeError):  # among them OutOfMemoryError
             return None
-
-    def _segment_for(self, stream: int, wanted: Wanted, largest: int) -> int:
-        """Bytes of a larger segment that the pool is to take for the stream, 0 if it has one with room for ``wanted``."""
-        bytes = sum(math.prod(shape) * dtype.itemsize + _ALIGNMENT for shape, _, dtype in wanted)
-        if bytes <= self._segments.get(stream, 0):
-            return 0
-        segment = self._segments[stream] = max(2 * bytes, _LEAST) // _SEGMENT * _SEGMENT
-        # Set so, the allocator does not cut large blocks.
-        cuts = torch.cuda.memory_stats(self._device).get("max_split_size", -1) < 0
-        return segment if cuts and segment <= largest else 0
 
 
 def _has_pools() -> bool:

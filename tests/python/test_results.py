@@ -192,15 +192,16 @@ class Segments:
     """The part of PyTorch's pools on the CPU: tensors whose memory is a segment of the heap, taken as PyTorch does it."""
 
     def __init__(self, *_):
-        self.out = []
+        self.out, self.larger = [], []
         library = ctypes.CDLL(_native.__file__)
         self.take, self.free = library.deep_ep_allocate_segment, library.deep_ep_free_segment
         self.take.restype, self.take.argtypes = ctypes.c_void_p, [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
         self.free.restype = None
         self.free.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
 
-    def make_in_heap(self, wanted, stream, on_communication, used_by_other, largest):
-        assert not on_communication and not used_by_other and largest > 0
+    def make_in_heap(self, wanted, on_communication, used_by_other, segment):
+        assert not on_communication and not used_by_other
+        self.larger += [segment] if segment else []
         made = []
         for shape, strides, dtype in wanted:
             bytes = max(torch.Size(shape).numel() * dtype.itemsize, 1)
@@ -233,6 +234,7 @@ def test_rows_land_in_segments_of_the_heap(monkeypatch):
         equal(buffer.combine(result[0], result[4], config=CONFIG)[0], large(i), "combined")
         held.append(result)
     assert here[0] and not here[-1] and here == sorted(here, reverse=True)
+    assert segments.larger == [16 << 20], "room for two such calls, asked for once"
     first = held[0][0].data_ptr()
     for each in segments.out[:]:
         segments.give_back(each)

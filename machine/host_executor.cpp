@@ -37,7 +37,6 @@ class HostExecutor final : public Backend, public std::enable_shared_from_this<H
   explicit HostExecutor(const HostExecutorOptions& options)
       : seed_(options.seed != 0 ? options.seed : environment::unsigned_integer("DEEP_EP_HOST_SEED")) {
     policy_.multiprocessors = options.multiprocessors > 0 ? options.multiprocessors : 4;
-    policy_.max_block_threads = 1024;
     policy_.warps_per_block = options.warps_per_block > 0 ? options.warps_per_block : 3;
     policy_.max_shared_bytes = options.max_shared_bytes > 0 ? options.max_shared_bytes : 64 * 1024;
     default_stream_ = make_stream();

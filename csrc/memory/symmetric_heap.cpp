@@ -27,10 +27,8 @@ class HeapsHere {
   }
   static std::shared_ptr<std::byte> find(std::uint64_t number) {
     const std::lock_guard lock(mutex_);
-    const auto found = heaps_.find(number);
-    auto kept = found == heaps_.end() ? nullptr : found->second.lock();
-    if (kept == nullptr) throw SystemError("a heap of this process is gone before its peers have seen it");
-    return kept;
+    if (auto kept = heaps_[number].lock()) return kept;
+    throw SystemError("a heap of this process is gone before its peers have seen it");
   }
 
  private:

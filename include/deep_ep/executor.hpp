@@ -17,7 +17,6 @@ using EventHandle = std::shared_ptr<void>;
 /// Launch sizes that suit an executor. Kernels work with any sizes.
 struct LaunchPolicy {
   int multiprocessors = 1;           ///< SMs of the GPU; on the host, blocks to run at once
-  int max_block_threads = 1024;      ///< the most threads of a block
   int warps_per_block = 8;           ///< the default of kernels that move rows
   std::size_t max_shared_bytes = 0;  ///< the most dynamic shared memory of a block
 };

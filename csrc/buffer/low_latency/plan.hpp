@@ -58,7 +58,7 @@ struct LowLatencyPlan {
   /// and the posters cannot run side by side: on a GPU they wait for each other.
   void choose(const KernelChoice<Params>& choice, int num_sms, int least, const LowLatencySetup& setup) {
     kernel = choice;
-    const int most = std::max(std::min(choice.max_threads, setup.policy.max_block_threads) / 32, 1);
+    const int most = choice.max_threads / 32;
     warps = setup.on_gpu() ? most : std::clamp(setup.policy.warps_per_block, 1, most);
     if (setup.rdma()) posters = (setup.common.num_far * setup.common.lanes + warps - 1) / warps;
     const int all = setup.policy.multiprocessors, needed = posters + least;

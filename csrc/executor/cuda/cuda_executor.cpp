@@ -5,7 +5,6 @@
 #include <array>
 #include <cctype>
 #include <cstring>
-#include <iterator>
 #include <limits>
 #include <memory>
 #include <mutex>
@@ -52,19 +51,17 @@ int multiprocessors_of(const Context& context) {
 /// wire says, or else two for normal mode and one for low latency. They must find them even while all other kernels
 /// wait for them.
 int kept_for_simulated_nics() {
-  const std::string wire = environment::Reader().value("DEEP_EP_RDMA_WIRE").text;
+  std::string wire = environment::text("DEEP_EP_RDMA_WIRE");
+  std::erase(wire, ' ');
   if (!wire.starts_with("simulated")) return 0;
-  std::string text;
-  std::copy_if(wire.begin(), wire.end(), std::back_inserter(text), [](char letter) { return letter != ' '; });
-  if (text.find("sms=1") != std::string::npos) return 2;
-  return text.find("sms=2") != std::string::npos ? 4 : 3;
+  if (wire.find("sms=1") != std::string::npos) return 2;
+  return wire.find("sms=2") != std::string::npos ? 4 : 3;
 }
 
 LaunchPolicy make_policy(const Context& context) {
   const int device = context.device();
   LaunchPolicy policy;
   policy.multiprocessors = std::max(1, multiprocessors_of(context) - kept_for_simulated_nics());
-  policy.max_block_threads = attribute(cudaDevAttrMaxThreadsPerBlock, device);
   policy.warps_per_block = kWarpsPerBlock;
   policy.max_shared_bytes = static_cast<std::size_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
   return policy;

@@ -89,8 +89,9 @@ class EventPool : public std::enable_shared_from_this<EventPool> {
   }
 
   /// Records an event on the stream. Unless the stream records a graph it returns to the pool, which it keeps alive,
-  /// when the last handle goes. The context must be current.
+  /// when the last handle goes.
   EventHandle record(cudaStream_t stream) {
+    const CurrentContext current(*context_);
     // An event of a graph that is being recorded belongs to the recording: another thread that meanwhile recorded it on
     // a stream of its own died in the driver. So it does not return.
     const bool captured = capture_id(stream, context_->device()) != 0;
@@ -165,16 +166,13 @@ class CudaExecutor final : public Backend, public std::enable_shared_from_this<C
   }
 
   void* allocate(std::size_t bytes) override {
-    const RelaxedContext current(*context_);
     void* memory = nullptr;
-    check(cudaMalloc(&memory, std::max<std::size_t>(bytes, 1)), device_, "cudaMalloc of {}", format_bytes(bytes));
+    ask<RelaxedContext>([&] { return cudaMalloc(&memory, std::max<std::size_t>(bytes, 1)); }, "cudaMalloc of {}",
+                        format_bytes(bytes));
     return memory;
   }
   void free(void* memory) noexcept override {
-    log::quietly([&] {
-      const RelaxedContext current(*context_);
-      check(cudaFree(memory), device_, "cudaFree");
-    });
+    log::quietly([&] { ask<RelaxedContext>([&] { return cudaFree(memory); }, "cudaFree"); });
   }
   void free_after(void* memory, StreamHandle stream) noexcept override {
     log::quietly([&] {
@@ -185,49 +183,34 @@ class CudaExecutor final : public Backend, public std::enable_shared_from_this<C
   }
 
   void* allocate_pinned(std::size_t bytes) override {
-    const RelaxedContext current(*context_);
+    constexpr unsigned kFlags = cudaHostAllocPortable | cudaHostAllocMapped;
     void* memory = nullptr;
     bytes = std::max<std::size_t>(bytes, 1);
-    check(cudaHostAlloc(&memory, bytes, cudaHostAllocPortable | cudaHostAllocMapped), device_, "cudaHostAlloc of {}",
-          format_bytes(bytes));
-    std::memset(memory, 0, bytes);
-    return memory;
+    ask<RelaxedContext>([&] { return cudaHostAlloc(&memory, bytes, kFlags); }, "cudaHostAlloc of {}",
+                        format_bytes(bytes));
+    return std::memset(memory, 0, bytes);
   }
   void free_pinned(void* memory) noexcept override {
-    log::quietly([&] {
-      const RelaxedContext current(*context_);
-      check(cudaFreeHost(memory), device_, "cudaFreeHost");
-    });
+    log::quietly([&] { ask<RelaxedContext>([&] { return cudaFreeHost(memory); }, "cudaFreeHost"); });
   }
 
   StreamHandle create_stream() override {
-    const CurrentContext current(*context_);
-    cudaStream_t stream = nullptr;
     constexpr int kHighest = std::numeric_limits<int>::min();  // CUDA takes the highest that there is
-    check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, kHighest), device_,
-          "cudaStreamCreateWithPriority");
+    cudaStream_t stream = nullptr;
+    ask([&] { return cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, kHighest); },
+        "cudaStreamCreateWithPriority");
     return stream;
   }
   void destroy_stream(StreamHandle stream) noexcept override {
     if (stream == nullptr) return;
-    log::quietly([&] {
-      const CurrentContext current(*context_);
-      check(cudaStreamDestroy(native(stream)), device_, "cudaStreamDestroy");
-    });
+    log::quietly([&] { ask([&] { return cudaStreamDestroy(native(stream)); }, "cudaStreamDestroy"); });
   }
 
-  EventHandle record_event(StreamHandle stream) override {
-    const CurrentContext current(*context_);
-    return events_->record(native(stream));
-  }
-  EventHandle record_timed_event(StreamHandle stream) override {
-    const CurrentContext current(*context_);
-    return timed_events_->record(native(stream));
-  }
+  EventHandle record_event(StreamHandle stream) override { return events_->record(native(stream)); }
+  EventHandle record_timed_event(StreamHandle stream) override { return timed_events_->record(native(stream)); }
   void wait_event(StreamHandle stream, const EventHandle& event) override {
     if (!event) return;
-    const CurrentContext current(*context_);
-    check(cudaStreamWaitEvent(native(stream), EventPool::native(event), 0), device_, "cudaStreamWaitEvent");
+    ask([&] { return cudaStreamWaitEvent(native(stream), EventPool::native(event), 0); }, "cudaStreamWaitEvent");
   }
   bool event_done(const EventHandle& event) override {
     if (!event) return true;
@@ -241,21 +224,17 @@ class CudaExecutor final : public Backend, public std::enable_shared_from_this<C
     return true;
   }
   void synchronize_event(const EventHandle& event) override {
-    if (!event) return;
-    const CurrentContext current(*context_);
-    check(cudaEventSynchronize(EventPool::native(event)), device_, "cudaEventSynchronize");
+    if (event) ask([&] { return cudaEventSynchronize(EventPool::native(event)); }, "cudaEventSynchronize");
   }
   double elapsed_seconds(const EventHandle& begin, const EventHandle& end) override {
-    const CurrentContext current(*context_);
     float milliseconds = 0;
-    check(cudaEventElapsedTime(&milliseconds, EventPool::native(begin), EventPool::native(end)), device_,
-          "cudaEventElapsedTime");
+    ask([&] { return cudaEventElapsedTime(&milliseconds, EventPool::native(begin), EventPool::native(end)); },
+        "cudaEventElapsedTime");
     return static_cast<double>(milliseconds) * 1e-3;
   }
 
   void synchronize(StreamHandle stream) override {
-    const CurrentContext current(*context_);
-    check(cudaStreamSynchronize(native(stream)), device_, "cudaStreamSynchronize");
+    ask([&] { return cudaStreamSynchronize(native(stream)); }, "cudaStreamSynchronize");
   }
   std::uint64_t capture_id(StreamHandle stream) override {
     const CurrentContext current(*context_);
@@ -264,15 +243,13 @@ class CudaExecutor final : public Backend, public std::enable_shared_from_this<C
 
   void copy(void* destination, const void* source, std::size_t bytes, StreamHandle stream) override {
     if (bytes == 0) return;
-    const CurrentContext current(*context_);
-    check(cudaMemcpyAsync(destination, source, bytes, cudaMemcpyDefault, native(stream)), device_,
-          "cudaMemcpyAsync of {}", format_bytes(bytes));
+    ask([&] { return cudaMemcpyAsync(destination, source, bytes, cudaMemcpyDefault, native(stream)); },
+        "cudaMemcpyAsync of {} bytes", bytes);
   }
   void fill(void* destination, int byte, std::size_t bytes, StreamHandle stream) override {
     if (bytes == 0) return;
-    const CurrentContext current(*context_);
-    check(cudaMemsetAsync(destination, byte, bytes, native(stream)), device_, "cudaMemsetAsync of {}",
-          format_bytes(bytes));
+    ask([&] { return cudaMemsetAsync(destination, byte, bytes, native(stream)); }, "cudaMemsetAsync of {} bytes",
+        bytes);
   }
 
   void make_current() override {
@@ -299,6 +276,13 @@ class CudaExecutor final : public Backend, public std::enable_shared_from_this<C
   }
 
  private:
+  /// Makes a call of the runtime on this GPU; `name` and `args` are its name where it fails.
+  template <class Guard = CurrentContext, class Call, class... Args>
+  void ask(const Call& call, fmt::format_string<const Args&...> name, const Args&... args) const {
+    const Guard current(*context_);
+    check(call(), device_, name, args...);
+  }
+
   int device_;
   std::shared_ptr<const Context> context_;
   LaunchPolicy policy_;

@@ -1,7 +1,5 @@
 #include "csrc/memory/fd_exchange.hpp"
 
-#include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -125,18 +123,6 @@ std::vector<UniqueFd> exchange_fds(Bootstrap& bootstrap, int fd, const std::vect
     }
   }
   return received;
-}
-
-UniqueFd make_sealed_memory(const char* name, std::size_t bytes) {
-  UniqueFd fd(::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!fd) fail<SystemError>("memfd_create: {}", errno_text(errno));
-  if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
-    fail<SystemError>("ftruncate to {}: {}", format_bytes(bytes), errno_text(errno));
-  }
-  if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-    fail<SystemError>("F_ADD_SEALS: {}", errno_text(errno));
-  }
-  return fd;
 }
 
 }  // namespace deep_ep

@@ -16,9 +16,4 @@ namespace deep_ep {
 /// process, too, which could not know until when its number stands for the same file.
 std::vector<UniqueFd> exchange_fds(Bootstrap& bootstrap, int fd, const std::vector<bool>& partners);
 
-/// A file in memory, full of zeros, whose size nobody can change any more: in a process that has mapped it, access to a
-/// part that another process has cut off would be SIGBUS.
-/// @param name for /proc. @throws SystemError.
-UniqueFd make_sealed_memory(const char* name, std::size_t bytes);
-
 }  // namespace deep_ep

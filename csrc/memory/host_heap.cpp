@@ -1,3 +1,4 @@
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -5,7 +6,6 @@
 #include <cerrno>
 #include <utility>
 
-#include "csrc/memory/fd_exchange.hpp"
 #include "csrc/memory/heap_memory.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
@@ -35,8 +35,18 @@ class HostHeapMemory final : public HeapMemory {
             .heap = ++heaps};
   }
 
+  /// A file in memory whose size nobody can change any more: in a process that has mapped it, access to a part that
+  /// another process has cut off would be SIGBUS.
   PhysicalMemory create(std::size_t bytes, HeapKind /*kind*/) const override {
-    return std::make_shared<UniqueFd>(make_sealed_memory("deep_ep_heap", bytes));
+    const auto fd = std::make_shared<UniqueFd>(::memfd_create("deep_ep_heap", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    if (!*fd) fail<SystemError>("memfd_create: {}", errno_text(errno));
+    if (::ftruncate(fd->get(), static_cast<off_t>(bytes)) != 0) {
+      fail<SystemError>("ftruncate to {}: {}", format_bytes(bytes), errno_text(errno));
+    }
+    if (::fcntl(fd->get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+      fail<SystemError>("F_ADD_SEALS: {}", errno_text(errno));
+    }
+    return fd;
   }
   SharedMemory share(const PhysicalMemory& memory, HeapKind /*kind*/) const override {
     return {.fd = std::static_pointer_cast<const UniqueFd>(memory)};

@@ -1,9 +1,12 @@
 // The symmetric heap on the host: ranks as threads and as processes.
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sched.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <memory>
 #include <stdexcept>
 #include <vector>
@@ -54,6 +57,21 @@ TEST(HostHeap, RanksOfOtherHostsAreNotMapped) {
     bootstrap.barrier();
     if (!right) throw std::runtime_error("a rank of another host is mapped, or one of this host is not");
   });
+}
+
+TEST(HostHeap, NobodyCanChangeItsSize) {
+  const auto heap = make_host_heap_memory();
+  const auto fd = heap->share(heap->create(8192, HeapKind::posix_fd), HeapKind::posix_fd).fd;
+  struct stat status {};
+  ASSERT_EQ(::fstat(fd->get(), &status), 0);
+  EXPECT_EQ(status.st_size, 8192);
+  for (const off_t size : {0, 4096, 16384}) {
+    EXPECT_EQ(::ftruncate(fd->get(), size), -1) << size;
+    EXPECT_EQ(errno, EPERM);
+  }
+  EXPECT_EQ(::fcntl(fd->get(), F_ADD_SEALS, F_SEAL_WRITE), -1) << "nor make it read-only";
+  const char byte = 1;
+  EXPECT_EQ(::pwrite(fd->get(), &byte, 1, 8191), 1);
 }
 
 /// The others see its memory where that of the process before was.

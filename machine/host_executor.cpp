@@ -122,8 +122,8 @@ class HostExecutor final : public Backend, public std::enable_shared_from_this<H
 
   const KernelTable& kernels() const override { return host_kernels(); }
   void load_kernels() const override {}
-  std::unique_ptr<SymmetricHeap> create_heap(Bootstrap& bootstrap, const HeapOptions& options) override {
-    return std::make_unique<SymmetricHeap>(shared_from_this(), make_host_heap_memory(), bootstrap, options);
+  std::unique_ptr<SymmetricHeap> create_heap(Bootstrap& bootstrap, const HeapBytes& bytes_for) override {
+    return std::make_unique<SymmetricHeap>(shared_from_this(), make_host_heap_memory(), bootstrap, bytes_for);
   }
 
  private:

@@ -92,7 +92,7 @@ void Runtime::make(const std::shared_ptr<Backend>& backend, const BufferOptions&
     plan_ = BufferPlan::make(agreed.options, NodeMembership::of_domains(rank(), domains, width));
     return layout().bytes();
   };
-  heap_ = executor_->create_heap(*bootstrap_, {.bytes_for = bytes_for});
+  heap_ = executor_->create_heap(*bootstrap_, bytes_for);
   if (layout().window_bytes != 0) check_atomics(*executor_, nodes(), std::move(agreed.devices));
   if (uses_rdma()) {
     auto wire = rdma::AgreedWire::agree(*bootstrap_, *executor_, processes_);

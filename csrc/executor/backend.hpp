@@ -31,7 +31,7 @@ class Backend : public Executor {
   /// The first of these devices to whose memory kernels of this one cannot add atomically, -1: none. Nothing is known
   /// of those that this process does not see.
   virtual int first_without_atomics(std::span<const DeviceIdentity> /*devices*/) const { return -1; }
-  virtual std::unique_ptr<SymmetricHeap> create_heap(Bootstrap& bootstrap, const HeapOptions& options) = 0;
+  virtual std::unique_ptr<SymmetricHeap> create_heap(Bootstrap& bootstrap, const HeapBytes& bytes_for) = 0;
 };
 
 /// InvalidArgument for an executor that a program has made by itself: it has no kernels.

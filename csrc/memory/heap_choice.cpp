@@ -27,7 +27,9 @@ std::string obstacle(std::span<const HeapCapabilities> ranks) {
   return {};
 }
 
-HeapKind choose(std::span<const HeapCapabilities> ranks) {
+}  // namespace
+
+HeapKind choose_heap(std::span<const HeapCapabilities> ranks) {
   const bool one_host = std::ranges::all_of(
       ranks, [&](const HeapCapabilities& rank) { return rank.process.same_host(ranks[0].process); });
   const bool fabric = std::ranges::all_of(ranks, &HeapCapabilities::fabric);
@@ -37,26 +39,19 @@ HeapKind choose(std::span<const HeapCapabilities> ranks) {
   fail<SystemError>("ranks of a host cannot share their heaps: {}", why);
 }
 
-}  // namespace
-
 bool shares_memory(HeapKind kind, const HeapCapabilities& a, const HeapCapabilities& b) {
   return kind == HeapKind::fabric || a.process.same_host(b.process);
 }
 
-HeapPlan plan_heap(std::span<const HeapCapabilities> ranks, const HeapOptions& options) {
-  std::uint64_t granularity = 1;
-  for (const HeapCapabilities& rank : ranks) granularity = std::max(granularity, rank.granularity);
-  HeapPlan plan;
-  plan.kind = choose(ranks);
+std::size_t heap_bytes(HeapKind kind, std::span<const HeapCapabilities> ranks, const HeapBytes& bytes_for) {
   std::vector<int> domains;
   for (const HeapCapabilities& rank : ranks) {
-    const auto shares = [&](const HeapCapabilities& other) { return shares_memory(plan.kind, rank, other); };
+    const auto shares = [&](const HeapCapabilities& other) { return shares_memory(kind, rank, other); };
     domains.push_back(static_cast<int>(std::ranges::find_if(ranks, shares) - ranks.begin()));
   }
-  const std::uint64_t bytes = options.bytes_for ? options.bytes_for(domains) : options.bytes;
   // Granularities are powers of two, so the largest is a multiple of each.
-  plan.bytes = (std::max<std::uint64_t>(bytes, 1) + granularity - 1) / granularity * granularity;
-  return plan;
+  const std::uint64_t granularity = std::ranges::max(ranks, {}, &HeapCapabilities::granularity).granularity;
+  return (std::max<std::uint64_t>(bytes_for(domains), 1) + granularity - 1) / granularity * granularity;
 }
 
 const char* name_of(HeapKind kind) { return kind == HeapKind::posix_fd ? "posix_fd" : "fabric"; }

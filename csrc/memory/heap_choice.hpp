@@ -15,12 +15,8 @@ namespace deep_ep {
 
 enum class HeapKind : std::uint8_t { posix_fd, fabric };
 
-struct HeapOptions {
-  std::size_t bytes = 0;  ///< rounded up to the allocation granularity; equal on all ranks
-  /// Instead of `bytes`, where they depend on which ranks will share memory. `domains`: of each rank the lowest rank
-  /// that it shares memory with. Asked before memory is made, and again where memory cannot be shared so widely.
-  std::function<std::size_t(std::span<const int> domains)> bytes_for = {};
-};
+/// The bytes of a heap, equal on all ranks. `domains`: of each rank the lowest rank that it shares memory with.
+using HeapBytes = std::function<std::size_t(std::span<const int> domains)>;
 
 /// A handle by which memory is shared over NVLink across hosts, as the driver exports it.
 using FabricHandle = std::array<std::byte, 64>;
@@ -36,19 +32,17 @@ struct HeapCapabilities {
   std::uint64_t heap = 0;       ///< on the CPU: its number in the process, by which threads of the process find it
 };
 
-struct HeapPlan {
-  HeapKind kind = HeapKind::posix_fd;
-  std::uint64_t bytes = 0;  ///< rounded up to every rank's granularity
-};
-
 /// For ranks of one host posix_fd where they can reach each other's sockets and their GPUs can, otherwise fabric. For
 /// ranks of several hosts fabric, so that all map each other; where that is impossible, the same as for one host, and
 /// only ranks of one host map each other. Throws the same SystemError, naming a rank, on every rank if neither can
 /// work.
-HeapPlan plan_heap(std::span<const HeapCapabilities> ranks, const HeapOptions& options);
+HeapKind choose_heap(std::span<const HeapCapabilities> ranks);
 
 /// Do ranks map each other's memory with this kind of heap?
 bool shares_memory(HeapKind kind, const HeapCapabilities& a, const HeapCapabilities& b);
+
+/// What `bytes_for` says, rounded up to every rank's granularity.
+std::size_t heap_bytes(HeapKind kind, std::span<const HeapCapabilities> ranks, const HeapBytes& bytes_for);
 
 const char* name_of(HeapKind kind);
 

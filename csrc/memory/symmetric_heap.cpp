@@ -39,7 +39,7 @@ class HeapsHere {
 }  // namespace
 
 SymmetricHeap::SymmetricHeap(std::shared_ptr<Executor> executor, std::shared_ptr<const HeapMemory> memory,
-                             Bootstrap& bootstrap, const HeapOptions& options)
+                             Bootstrap& bootstrap, const HeapBytes& bytes_for)
     : executor_(std::move(executor)),
       memory_(std::move(memory)),
       rank_(static_cast<std::size_t>(bootstrap.rank())),
@@ -49,11 +49,12 @@ SymmetricHeap::SymmetricHeap(std::shared_ptr<Executor> executor, std::shared_ptr
   PhysicalMemory trial;
   ranks_[rank_] = memory_->capabilities(trial);
   ranks_ = all_gather_values(bootstrap, ranks_[rank_]);
-  plan_ = plan_heap(ranks_, options);
+  kind_ = choose_heap(ranks_);
   if (kind() == HeapKind::fabric) {
     try_pieces_of_peers(bootstrap);
-    plan_ = plan_heap(ranks_, options);
+    kind_ = choose_heap(ranks_);
   }
+  bytes_ = heap_bytes(kind(), ranks_, bytes_for);
   for (std::size_t peer = 0; peer < num_ranks(); ++peer) {
     if (shares_with(peer) && !has_addresses_of(peer)) ranges_[peer] = memory_->reserve(bytes());
   }
@@ -106,10 +107,11 @@ void SymmetricHeap::resume(Bootstrap& bootstrap) {
 void SymmetricHeap::admit(Bootstrap& bootstrap, const std::vector<bool>& is_new) {
   const std::vector<HeapCapabilities> next = all_gather_values(bootstrap, ranks_[rank_]), before = ranks_;
   try {
-    const HeapPlan plan = plan_heap(next, {.bytes = bytes()});
-    if (kind() != HeapKind::posix_fd || plan.kind != kind() || plan.bytes != bytes()) {
+    const HeapKind then = choose_heap(next);
+    const auto as_before = [&](auto) { return bytes(); };
+    if (kind() != HeapKind::posix_fd || then != kind() || heap_bytes(then, next, as_before) != bytes()) {
       fail<Unsupported>("replace_ranks: the heaps of {} are shared by {}, with the new ranks by {}, allowed: {}",
-                        format_bytes(bytes()), name_of(kind()), name_of(plan.kind), name_of(HeapKind::posix_fd));
+                        format_bytes(bytes()), name_of(kind()), name_of(then), name_of(HeapKind::posix_fd));
     }
     for (std::size_t peer = 0; peer < num_ranks(); ++peer) {
       if (!is_new[peer] || !has_addresses_of(peer)) continue;  // those of a thread of this process are its own

@@ -21,11 +21,11 @@ class SymmetricHeap {
   /// Collective, as all below that have a bootstrap; heap_choice.hpp says which way of sharing memory is used when. A
   /// failure is that of one rank: the caller, who makes more than a heap, tells the others (`agree`).
   SymmetricHeap(std::shared_ptr<Executor> executor, std::shared_ptr<const HeapMemory> memory, Bootstrap& bootstrap,
-                const HeapOptions& options);
+                const HeapBytes& bytes_for);
 
   std::byte* local() const { return peers_[rank_]; }
-  std::size_t bytes() const { return plan_.bytes; }
-  HeapKind kind() const { return plan_.kind; }
+  std::size_t bytes() const { return bytes_; }
+  HeapKind kind() const { return kind_; }
 
   /// The heap of every rank, this one included, as this process maps it. Null for ranks that share no memory with this
   /// one (ranks of other hosts, unless there is a fabric between them).
@@ -61,7 +61,8 @@ class SymmetricHeap {
   std::shared_ptr<const HeapMemory> memory_;
   std::size_t rank_;
   std::vector<HeapCapabilities> ranks_;
-  HeapPlan plan_;
+  HeapKind kind_ = HeapKind::posix_fd;
+  std::size_t bytes_ = 0;
   PhysicalMemory own_;
   std::vector<std::shared_ptr<std::byte>> ranges_;  ///< of each rank; null where this one maps nothing
   std::vector<std::byte*> peers_;

@@ -30,7 +30,7 @@ Bench::Bench(Bootstrap& bootstrap, const std::shared_ptr<Executor>& executor)
   executor_->make_current();
   const auto exchanges = make_buffer_exchanges({std::shared_ptr<void>(), &bootstrap});
   agree(*exchanges, "making a heap", [&] {
-    heap_ = executor_->create_heap(*exchanges, {.bytes = kMostPairs * layout::kPairBytes});
+    heap_ = executor_->create_heap(*exchanges, [](auto) { return kMostPairs * layout::kPairBytes; });
     exchanges->barrier();
   });
   agree(bootstrap, "preparing the NIC test", [&] {

@@ -68,8 +68,8 @@ class CountingExecutor : public Backend {
   int first_without_atomics(std::span<const DeviceIdentity> devices) const override {
     return inner_->first_without_atomics(devices);
   }
-  std::unique_ptr<SymmetricHeap> create_heap(Bootstrap& bootstrap, const HeapOptions& options) override {
-    return inner_->create_heap(bootstrap, options);
+  std::unique_ptr<SymmetricHeap> create_heap(Bootstrap& bootstrap, const HeapBytes& bytes_for) override {
+    return inner_->create_heap(bootstrap, bytes_for);
   }
 
  private:

@@ -20,16 +20,15 @@ class HostsExecutor final : public CountingExecutor {
   HostsExecutor(const std::shared_ptr<Executor>& inner, int rank, HostOfRank host)
       : CountingExecutor(inner), rank_(rank), host_(std::move(host)) {}
 
-  std::unique_ptr<SymmetricHeap> create_heap(Bootstrap& bootstrap, const HeapOptions& options) override {
-    HeapOptions of_hosts = options;
-    of_hosts.bytes_for = [&](std::span<const int> one_host) {
+  std::unique_ptr<SymmetricHeap> create_heap(Bootstrap& bootstrap, const HeapBytes& bytes_for) override {
+    const auto of_hosts = [&](std::span<const int> one_host) {
       std::vector<int> domains;
       for (int rank = 0; rank < static_cast<int>(one_host.size()); ++rank) {
         int lowest = 0;
         while (host_(lowest) != host_(rank)) ++lowest;
         domains.push_back(lowest);
       }
-      return options.bytes_for(domains);
+      return bytes_for(domains);
     };
     auto heap = CountingExecutor::create_heap(bootstrap, of_hosts);
     // Null for kernels alone: the wire 'local' needs to write there. The CPU executor's device memory is ordinary

@@ -40,20 +40,16 @@ void move_to_other_host(HeapCapabilities& rank) {
   write(rank.process.host, "beta");
 }
 
-HeapPlan plan(const std::vector<HeapCapabilities>& ranks, std::size_t bytes = 1000) {
-  return plan_heap(ranks, {.bytes = bytes});
-}
-
 std::string refusal(const std::vector<HeapCapabilities>& ranks) {
-  return test::message_of<SystemError>([&] { plan(ranks); });
+  return test::message_of<SystemError>([&] { choose_heap(ranks); });
 }
 
 TEST(HeapChoice, OneHostSharesFileDescriptors) {
-  EXPECT_EQ(plan(ranks_on_one_host(8)).kind, HeapKind::posix_fd);
-  EXPECT_EQ(plan(ranks_on_one_host(8)).bytes, 1024u);
+  EXPECT_EQ(choose_heap(ranks_on_one_host(8)), HeapKind::posix_fd);
+  EXPECT_EQ(heap_bytes(HeapKind::posix_fd, ranks_on_one_host(8), [](auto) { return 1000; }), 1024u);
   auto with_fabric = ranks_on_one_host(8);
   for (auto& rank : with_fabric) rank.fabric = true;
-  EXPECT_EQ(plan(with_fabric).kind, HeapKind::posix_fd) << "whether or not there is anything else";
+  EXPECT_EQ(choose_heap(with_fabric), HeapKind::posix_fd) << "whether or not there is anything else";
 }
 
 TEST(HeapChoice, FabricWhereOneGpuOrTheNetworkForbidsDescriptors) {
@@ -66,7 +62,7 @@ TEST(HeapChoice, FabricWhereOneGpuOrTheNetworkForbidsDescriptors) {
       << refusal(network);
   for (auto* ranks : {&gpu, &network}) {
     for (auto& rank : *ranks) rank.fabric = true;
-    EXPECT_EQ(plan(*ranks).kind, HeapKind::fabric);
+    EXPECT_EQ(choose_heap(*ranks), HeapKind::fabric);
     ranks->back().fabric = false;
     EXPECT_NE(refusal(*ranks), "");
   }
@@ -77,7 +73,7 @@ TEST(HeapChoice, WithoutFabricEachHostSharesForItself) {
   move_to_other_host(ranks[2]);
   move_to_other_host(ranks[3]);
   ranks[3].process.network_namespace = ranks[2].process.network_namespace = 9;
-  const HeapKind kind = plan(ranks).kind;
+  const HeapKind kind = choose_heap(ranks);
   EXPECT_EQ(kind, HeapKind::posix_fd);
   EXPECT_TRUE(shares_memory(kind, ranks[2], ranks[3]));
   EXPECT_FALSE(shares_memory(kind, ranks[0], ranks[3]));

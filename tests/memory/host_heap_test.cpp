@@ -28,7 +28,7 @@ void as_threads(int ranks, Rank rank_body) {
 std::unique_ptr<SymmetricHeap> make_heap(Bootstrap& bootstrap, std::size_t bytes,
                                          const ProcessIdentity& identity = this_process()) {
   return std::make_unique<SymmetricHeap>(make_host_executor(), make_host_heap_memory(identity), bootstrap,
-                                         HeapOptions{.bytes = bytes});
+                                         [&](auto) { return bytes; });
 }
 
 /// Every rank writes its number into every peer's heap, and finds everybody's in its own.

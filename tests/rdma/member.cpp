@@ -16,11 +16,11 @@ namespace {
 
 const TestKernel<ExchangeParams> kExchange(DEEP_EP_TEST_LAUNCHERS(rdma_exchange));
 
-HeapOptions heap_options(Member& member) {
-  return {.bytes_for = [&member](std::span<const int> found) {
+HeapBytes heap_bytes_of(Member& member) {
+  return [&member](std::span<const int> found) {
     member.domains.assign(found.begin(), found.end());
     return member.exchange.heap_bytes();
-  }};
+  };
 }
 
 }  // namespace
@@ -30,7 +30,7 @@ Member::Member(std::shared_ptr<Bootstrap> its_bootstrap, std::shared_ptr<Executo
     : bootstrap(std::move(its_bootstrap)),
       executor(std::move(its_executor)),
       exchange{.rank = bootstrap->rank(), .num_ranks = bootstrap->size(), .rows = rows},
-      heap(backend_of(executor)->create_heap(*bootstrap, heap_options(*this))),
+      heap(backend_of(executor)->create_heap(*bootstrap, heap_bytes_of(*this))),
       faults(*executor, 2),
       numbers(*executor, 2),
       stream(*executor) {

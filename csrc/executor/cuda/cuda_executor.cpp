@@ -271,8 +271,8 @@ class CudaExecutor final : public Backend, public std::enable_shared_from_this<C
 #undef DEEP_EP_LOAD
   }
 
-  std::unique_ptr<SymmetricHeap> create_heap(Bootstrap& bootstrap, const HeapOptions& options) override {
-    return std::make_unique<SymmetricHeap>(shared_from_this(), make_cuda_heap_memory(context_), bootstrap, options);
+  std::unique_ptr<SymmetricHeap> create_heap(Bootstrap& bootstrap, const HeapBytes& bytes_for) override {
+    return std::make_unique<SymmetricHeap>(shared_from_this(), make_cuda_heap_memory(context_), bootstrap, bytes_for);
   }
 
  private:

@@ -34,7 +34,7 @@ class HandWritten : public testing::TestWithParam<Player> {
   static constexpr std::uint32_t kDepth = 64;
 
   HandWritten()
-      : heap_(backend_of(executor_)->create_heap(*bootstrap_, {.bytes = kBytes})),
+      : heap_(backend_of(executor_)->create_heap(*bootstrap_, [](auto) { return kBytes; })),
         ends_(GetParam().ends(executor_, *heap_, {.peers = {0}, .channels = 2, .depth = kDepth})) {
     for (std::size_t end = 0; end < 2; ++end) peers_.push_back(ends_->connect(end, ends_->address(end)));
     ends_->start();

@@ -71,7 +71,7 @@ class NicFixture : public testing::Test {
   FakeVerbs fake_;
   std::shared_ptr<Executor> executor_ = make_host_executor();
   std::unique_ptr<SymmetricHeap> heap_ =
-      backend_of(executor_)->create_heap(*make_thread_bootstraps(1).front(), {.bytes = kHeapBytes});
+      backend_of(executor_)->create_heap(*make_thread_bootstraps(1).front(), [](auto) { return kHeapBytes; });
   NicAccess nic_;
   NicHandler handler_ = NicHandler::gpu;
   std::string refusal_of_pages_;  ///< why no page may be mapped; empty: all may

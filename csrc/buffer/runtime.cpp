@@ -21,22 +21,19 @@ namespace deep_ep {
 namespace {
 
 /// Unsupported where kernels of normal mode cannot count at another rank of the node. Low-latency ones need not.
-void check_atomics(const Backend& executor, const NodeMembership& nodes, std::vector<DeviceIdentity> devices) {
-  const auto own = static_cast<std::size_t>(nodes.rank);
-  for (std::size_t rank = 0; rank < devices.size(); ++rank) {
-    if (!nodes.same_node(static_cast<int>(rank)) || devices[rank].uuid == devices[own].uuid) devices[rank] = {};
-  }
-  const int without = executor.first_without_atomics(devices);
-  if (without < 0) return;
+void check_atomics(const Backend& executor, const NodeMembership& nodes, std::span<const DeviceIdentity> devices) {
   const auto name = [](const DeviceIdentity& device) {  // as nvidia-smi -L has it, behind "GPU-"
     std::string digits = fmt::format("{:02x}", fmt::join(device.uuid, ""));
     for (const std::size_t dash : {20, 16, 12, 8}) digits.insert(dash, 1, '-');
     return digits;
   };
-  fail<Unsupported>(
-      "Buffer: GPU-{} of rank {} cannot add atomically to memory of GPU-{} of rank {}, allowed: GPUs of a node that "
-      "are joined by NVLink, or heap_bytes 0 for low-latency calls alone",
-      name(executor.identity()), own, name(devices[static_cast<std::size_t>(without)]), without);
+  for (std::size_t rank = 0; rank < devices.size(); ++rank) {
+    if (!nodes.same_node(static_cast<int>(rank)) || executor.adds_atomically_to(devices[rank])) continue;
+    fail<Unsupported>(
+        "Buffer: GPU-{} of rank {} cannot add atomically to memory of GPU-{} of rank {}, allowed: GPUs of a node that "
+        "are joined by NVLink, or heap_bytes 0 for low-latency calls alone",
+        name(executor.identity()), nodes.rank, name(devices[rank]), rank);
+  }
 }
 
 bool of_one_network(std::span<const ProcessIdentity> processes) {
@@ -93,7 +90,7 @@ void Runtime::make(const std::shared_ptr<Backend>& backend, const BufferOptions&
     return layout().bytes();
   };
   heap_ = executor_->create_heap(*bootstrap_, bytes_for);
-  if (layout().window_bytes != 0) check_atomics(*executor_, nodes(), std::move(agreed.devices));
+  if (layout().window_bytes != 0) check_atomics(*executor_, nodes(), agreed.devices);
   if (uses_rdma()) {
     auto wire = rdma::AgreedWire::agree(*bootstrap_, *executor_, processes_);
     plan_.choose_lanes(wire);

@@ -4,7 +4,6 @@
 #include <array>
 #include <cstdint>
 #include <memory>
-#include <span>
 
 #include "csrc/executor/kernel_table.hpp"
 #include "csrc/memory/symmetric_heap.hpp"
@@ -28,9 +27,8 @@ class Backend : public Executor {
   /// run, and these may wait for what only that launch would do.
   virtual void load_kernels() const = 0;
   virtual DeviceIdentity identity() const { return {}; }
-  /// The first of these devices to whose memory kernels of this one cannot add atomically, -1: none. Nothing is known
-  /// of those that this process does not see.
-  virtual int first_without_atomics(std::span<const DeviceIdentity> /*devices*/) const { return -1; }
+  /// Can kernels of this one add atomically to memory of `device`? True for one that this process does not see.
+  virtual bool adds_atomically_to(const DeviceIdentity& /*device*/) const { return true; }
   virtual std::unique_ptr<SymmetricHeap> create_heap(Bootstrap& bootstrap, const HeapBytes& bytes_for) = 0;
 };
 

@@ -128,10 +128,7 @@ class WithoutAtomics final : public CountingExecutor {
  public:
   explicit WithoutAtomics(const Rank& rank) : CountingExecutor(rank.executor()), rank_(rank.rank()) {}
   DeviceIdentity identity() const override { return {.uuid = gpu(rank_)}; }
-  int first_without_atomics(std::span<const DeviceIdentity> devices) const override {
-    require(devices[std::size_t(rank_)].uuid == DeviceIdentity{}.uuid, "its own device");
-    return rank_ == 1 && devices.back().uuid == gpu(2) ? 2 : -1;
-  }
+  bool adds_atomically_to(const DeviceIdentity& device) const override { return rank_ != 1 || device.uuid != gpu(2); }
 
  private:
   static std::array<std::uint8_t, 16> gpu(int rank) { return {static_cast<std::uint8_t>(0xa0 + rank)}; }

@@ -65,9 +65,7 @@ class CountingExecutor : public Backend {
   const KernelTable& kernels() const override { return may_refuse(), inner_->kernels(); }
   void load_kernels() const override { inner_->load_kernels(); }
   DeviceIdentity identity() const override { return inner_->identity(); }
-  int first_without_atomics(std::span<const DeviceIdentity> devices) const override {
-    return inner_->first_without_atomics(devices);
-  }
+  bool adds_atomically_to(const DeviceIdentity& device) const override { return inner_->adds_atomically_to(device); }
   std::unique_ptr<SymmetricHeap> create_heap(Bootstrap& bootstrap, const HeapBytes& bytes_for) override {
     return inner_->create_heap(bootstrap, bytes_for);
   }

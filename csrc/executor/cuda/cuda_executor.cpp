@@ -151,18 +151,15 @@ class CudaExecutor final : public Backend, public std::enable_shared_from_this<C
   Device device() const override { return {Device::Kind::cuda, device_}; }
   const LaunchPolicy& policy() const override { return policy_; }
   DeviceIdentity identity() const override { return identity_of(device_); }
-  int first_without_atomics(std::span<const DeviceIdentity> devices) const override {
-    int first = -1;
+  bool adds_atomically_to(const DeviceIdentity& device) const override {
     for (int other = 0; other < cuda_device_count(); ++other) {
-      const auto it = std::ranges::find(devices, identity_of(other).uuid, &DeviceIdentity::uuid);
-      if (other == device_ || it == devices.end()) continue;
+      if (other == device_) continue;
       int there = 0;
       check(cudaDeviceGetP2PAttribute(&there, cudaDevP2PAttrNativeAtomicSupported, device_, other), device_,
             "cudaDeviceGetP2PAttribute");
-      const auto at = static_cast<int>(it - devices.begin());
-      if (there == 0 && (first < 0 || at < first)) first = at;
+      if (there == 0 && identity_of(other).uuid == device.uuid) return false;
     }
-    return first;
+    return true;
   }
 
   void* allocate(std::size_t bytes) override {

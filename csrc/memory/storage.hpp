@@ -2,8 +2,7 @@
 //
 // Both keep everything alive that their memory needs, so a tensor may outlive the Buffer. Both give the memory back
 // without waiting (the end of a cache waits), behind the work of all streams that were recorded; those streams must
-// still exist then (as for any GPU tensor). The home stream needs no recording: memory is given back to it. Memory that
-// was used by a stream while it recorded a CUDA graph is not reused, except by the same graph while it is recorded.
+// still exist then (as for any GPU tensor). The home stream needs no recording: memory is given back to it.
 //
 // Requests to the executor are what makes a call slow on the host, so there are few: one storage serves several tensors
 // of a call, the call says once whether it is being recorded, and the end of a storage costs one query and one event
@@ -27,15 +26,12 @@
 
 namespace deep_ep {
 
-// The order in which a buffer's memory is handed out: that of its calls. They run on the communication stream or on the
-// callers' streams, each after the one before it, as if all were on one stream.
-
 /// In place of an event: behind what the default stream holds when another stream waits. That stream never ends, so
 /// nothing is recorded for callers who stay on it.
 inline const EventHandle kDefaultStream = std::make_shared<char>();
 
-/// Calls use the memory first, and they are in order: what earlier calls did with a piece of memory needs no event.
-/// Other work of streams does. Thread-safe.
+/// The order in which a buffer's memory is handed out: that of its calls, each after the one before it, on whichever
+/// streams they run. What earlier calls did with a piece of memory needs no event, other work does. Thread-safe.
 class HomeStream {
  public:
   HomeStream(std::shared_ptr<Executor> executor, StreamHandle stream)

@@ -8,7 +8,6 @@
 #include <limits>
 #include <memory>
 #include <mutex>
-#include <span>
 #include <string>
 #include <vector>
 

@@ -31,9 +31,6 @@ struct FirstFailure {
 };
 std::optional<FirstFailure> first_failure(Bootstrap& bootstrap, const std::function<void()>& step);
 
-/// Throws RankMismatch, naming the sizes, unless all ranks brought the same number of bytes. `sizes`: one per rank.
-void require_equal_sizes(std::span<const std::uint64_t> sizes);
-
 /// Throws InvalidArgument unless 0 <= rank < size.
 void require_rank(int rank, int size);
 

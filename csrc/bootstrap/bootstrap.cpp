@@ -20,13 +20,6 @@ void Bootstrap::barrier() {
   all_gather(std::span<const std::byte>(&token, 1));
 }
 
-void require_equal_sizes(std::span<const std::uint64_t> sizes) {
-  const auto differs = std::find_if(sizes.begin(), sizes.end(), [&](std::uint64_t size) { return size != sizes[0]; });
-  if (differs == sizes.end()) return;
-  fail<RankMismatch>("all_gather: rank 0 brought {} bytes and rank {} brought {}; all ranks must bring the same number",
-                     sizes[0], differs - sizes.begin(), *differs);
-}
-
 void require_rank(int rank, int size) {
   if (size < 1) fail<InvalidArgument>("size is {}, allowed: at least 1", size);
   if (rank < 0 || rank >= size) fail<InvalidArgument>("rank is {}, allowed: 0 to {}", rank, size - 1);
@@ -65,19 +58,14 @@ namespace {
 
 class CallbackBootstrap final : public Bootstrap {
  public:
-  CallbackBootstrap(int rank, int size, AllGatherFunction all_gather, bool equal_sizes)
-      : rank_(rank), size_(size), all_gather_(std::move(all_gather)), equal_sizes_(equal_sizes) {}
+  CallbackBootstrap(int rank, int size, AllGatherFunction all_gather)
+      : rank_(rank), size_(size), all_gather_(std::move(all_gather)) {}
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
 
   std::vector<std::byte> all_gather(std::span<const std::byte> mine) override {
-    // Sizes first: given unequal ones, most transports corrupt memory or hang instead of reporting it.
-    const std::uint64_t bytes = mine.size();
-    std::vector<std::uint64_t> sizes(static_cast<std::size_t>(size_), bytes);
-    if (!equal_sizes_) all_gather_(std::as_bytes(std::span(&bytes, 1)), std::as_writable_bytes(std::span(sizes)));
-    require_equal_sizes(sizes);
-    std::vector<std::byte> all(mine.size() * sizes.size());
+    std::vector<std::byte> all(mine.size() * static_cast<std::size_t>(size_));
     if (!mine.empty()) all_gather_(mine, all);
     return all;
   }
@@ -86,15 +74,14 @@ class CallbackBootstrap final : public Bootstrap {
   int rank_;
   int size_;
   AllGatherFunction all_gather_;
-  bool equal_sizes_;
 };
 
 }  // namespace
 
-std::shared_ptr<Bootstrap> make_callback_bootstrap(int rank, int size, AllGatherFunction all_gather, bool equal_sizes) {
+std::shared_ptr<Bootstrap> make_callback_bootstrap(int rank, int size, AllGatherFunction all_gather) {
   require_rank(rank, size);
   if (!all_gather) throw InvalidArgument("all_gather is an empty function; a callback bootstrap needs one");
-  return std::make_shared<CallbackBootstrap>(rank, size, std::move(all_gather), equal_sizes);
+  return std::make_shared<CallbackBootstrap>(rank, size, std::move(all_gather));
 }
 
 }  // namespace deep_ep

@@ -145,7 +145,12 @@ std::vector<BufferExchanges::Frame> BufferExchanges::gather_frames(std::span<con
     }
     sizes.push_back(header.bytes);
   }
-  require_equal_sizes(sizes);
+  const auto other = std::ranges::find_if(sizes, [&](std::uint64_t size) { return size != sizes[0]; });
+  if (other != sizes.end()) {
+    fail<RankMismatch>(
+        "all_gather: rank 0 brought {} bytes and rank {} brought {}; all ranks must bring the same number", sizes[0],
+        other - sizes.begin(), *other);
+  }
   return frames;
 }
 

@@ -28,7 +28,7 @@ class Bootstrap {
   /// Gathers every rank's bytes.
   /// @param mine this rank's bytes, the same number on every rank; it may be 0.
   /// @return size() * mine.size() bytes, rank 0's first.
-  /// @throws TimeoutError if a rank does not come in time. @throws RankMismatch on every rank for unequal sizes.
+  /// @throws TimeoutError if a rank does not come in time.
   virtual std::vector<std::byte> all_gather(std::span<const std::byte> mine) = 0;
 
   /// Returns after every rank has entered it. Throws as all_gather does.
@@ -54,10 +54,8 @@ std::vector<std::shared_ptr<Bootstrap>> make_thread_bootstraps(int size, std::op
 /// on failure, and must limit its own waiting, for example to default_timeout_s(), as nothing interrupts it.
 using AllGatherFunction = std::function<void(std::span<const std::byte> mine, std::span<std::byte> all)>;
 /// @param rank this rank, 0 to size - 1. @param size number of ranks, 1 or more.
-/// @param all_gather called by one thread at a time, for as long as the bootstrap lives. @param equal_sizes it checks
-/// by itself that ranks bring equally many bytes; else an exchange of sizes comes before each.
-std::shared_ptr<Bootstrap> make_callback_bootstrap(int rank, int size, AllGatherFunction all_gather,
-                                                   bool equal_sizes = false);
+/// @param all_gather called by one thread at a time, for as long as the bootstrap lives.
+std::shared_ptr<Bootstrap> make_callback_bootstrap(int rank, int size, AllGatherFunction all_gather);
 
 /// Over MPI; in the library `deep_ep::mpi`. Collective. Initialises MPI if the program has not.
 /// @param communicator points to an MPI_Comm, which the bootstrap duplicates; nullptr: MPI_COMM_WORLD.

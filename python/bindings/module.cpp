@@ -72,8 +72,7 @@ void define_bootstrap(py::module_& module) {
           }
           std::ranges::copy(std::as_bytes(std::span(gathered)), all.begin());
         };
-        // The exchanges of buffers, the only ones over it, are frames of one size.
-        return make_callback_bootstrap(rank, num_ranks, all_gather, /*equal_sizes=*/true);
+        return make_callback_bootstrap(rank, num_ranks, all_gather);
       }))
       .def("for_buffer", &make_buffer_exchanges,
            "For one buffer that is to be made: what ranks exchange through it carries the buffer's number.");

@@ -66,16 +66,6 @@ TEST(ThreadBootstrap, GathersInRankOrderAnyNumberOfTimes) {
   }
 }
 
-TEST(ThreadBootstrap, UnequalSizesAreToldToEveryRankAndTheGroupGoesOn) {
-  const auto bootstraps = make_thread_bootstraps(3, patience());
-  expect_nothing_thrown(run_threads(3, [&](int rank) {
-    Bootstrap& bootstrap = *bootstraps[static_cast<std::size_t>(rank)];
-    const auto gather = [&] { bootstrap.all_gather(pattern(rank, 0, rank == 2 ? 8 : 16)); };
-    EXPECT_TRUE(test::contains(test::message_of<RankMismatch>(gather), "rank 2 brought 8"));
-    exercise(bootstrap);
-  }));
-}
-
 TEST(ThreadBootstrap, DeadlineNamesWhoIsMissingAndEndsTheGroup) {
   const double deadline = scaled(1);  // ranks 0 and 2 come within it, or one of them would be missed, too
   const auto bootstraps = make_thread_bootstraps(4, deadline);
@@ -119,24 +109,6 @@ TEST(Bootstrap, RefusesARankThatThereIsNot) {
   for (const auto& [rank, size] : {std::pair{2, 2}, {-1, 2}, {0, 0}}) {
     EXPECT_THROW(make_callback_bootstrap(rank, size, function), InvalidArgument) << rank << " of " << size;
   }
-}
-
-TEST(CallbackBootstrap, UnequalSizesAreSeenBeforeAnythingElseIsGathered) {
-  const auto bootstrap = make_callback_bootstrap(0, 2, [](std::span<const std::byte> mine, std::span<std::byte> all) {
-    require(all.size() == 2 * sizeof(std::uint64_t), "only the sizes are gathered");
-    std::copy(mine.begin(), mine.end(), all.begin());
-    all[mine.size()] = std::byte{3};  // what rank 1 brings
-  });
-  EXPECT_THROW(bootstrap->all_gather(pattern(0, 0, 5)), RankMismatch);
-}
-
-TEST(CallbackBootstrap, SizesThatAreEqualAreNotGathered) {
-  const auto gather = [](std::span<const std::byte> mine, std::span<std::byte> all) {
-    require(mine.size() == 5 && all.size() == 10, "the bytes of the ranks alone are gathered");
-    std::ranges::fill(all, std::byte{7});
-  };
-  const auto bootstrap = make_callback_bootstrap(0, 2, gather, /*equal_sizes=*/true);
-  EXPECT_EQ(bootstrap->all_gather(pattern(0, 0, 5)), std::vector(10, std::byte{7}));
 }
 
 TEST(CallbackBootstrap, ItsExceptionsReachTheCaller) {

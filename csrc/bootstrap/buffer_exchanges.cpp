@@ -1,7 +1,7 @@
 #include "csrc/bootstrap/buffer_exchanges.hpp"
 
 #include <algorithm>
-#include <array>
+#include <functional>
 #include <mutex>
 #include <set>
 #include <utility>
@@ -9,7 +9,6 @@
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
-#include "deep_ep/exchanges.hpp"
 #include "deep_ep/interrupt.hpp"
 
 namespace deep_ep {
@@ -19,23 +18,13 @@ class BuffersOfGroup {
  public:
   std::mutex mutex;
   std::uint64_t newest = 0;  ///< the largest number that this rank has proposed or heard
-  std::set<std::uint64_t> here;
+  std::set<std::uint64_t, std::greater<>> here;
 };
 
-namespace {
-
-std::string_view name_of(Purpose purpose) {
-  constexpr std::array<std::string_view, 5> kNames = {"doing something unknown with", "making", "destroying",
-                                                      "resuming low-latency calls of", "suspending or resuming"};
-  const auto number = static_cast<std::size_t>(purpose);
-  return kNames[number < kNames.size() ? number : 0];
-}
-
-}  // namespace
-
 std::string ExchangeHeader::describe() const {
+  constexpr std::array kNames = {"making", "destroying", "resuming low-latency calls of", "suspending or resuming"};
   const std::string whose = is_proposal() ? "a new buffer" : fmt::format("buffer {}", buffer);
-  return fmt::format("{} {} (exchange {})", name_of(purpose), whose, step);
+  return fmt::format("{} {} (exchange {})", kNames[static_cast<std::size_t>(purpose)], whose, step);
 }
 
 bool is_done(std::span<const ExchangeHeader> ranks, int rank) {
@@ -81,19 +70,16 @@ struct BufferExchanges::Frame {
   std::array<std::byte, 4096 - sizeof(ExchangeHeader)> part{};
 };
 
-std::shared_ptr<BufferExchanges> BufferExchanges::over(const std::shared_ptr<Bootstrap>& group) {
-  if (auto already = std::dynamic_pointer_cast<BufferExchanges>(group)) return already;
-  return std::make_shared<BufferExchanges>(group);
-}
-
 BufferExchanges::BufferExchanges(std::shared_ptr<Bootstrap> group) : group_(std::move(group)) {
   if (group_->buffers_ == nullptr) group_->buffers_ = std::make_shared<BuffersOfGroup>();
 }
 
-BufferExchanges::~BufferExchanges() { leave(); }
+BufferExchanges::~BufferExchanges() {
+  const std::lock_guard lock(group_->buffers_->mutex);
+  group_->buffers_->here.erase(next_.buffer);
+}
 
 std::vector<std::byte> BufferExchanges::all_gather(std::span<const std::byte> mine) {
-  if (over_) throw UseAfterDestroy("exchange of a buffer that this rank has left");
   const auto end_waits = [this] {
     if (end_waits_) end_waits_();
     return InterruptScope::wanted();  // the caller's
@@ -125,8 +111,13 @@ std::vector<BufferExchanges::Frame> BufferExchanges::gather_frames(std::span<con
   std::vector<Frame> frames;
   std::vector<ExchangeHeader> headers;
   do {
-    describe_buffers();
-    mine.header = next_;
+    {
+      const std::lock_guard lock(buffers.mutex);
+      // Only now: a rank that is refused for its arguments has not begun.
+      if (next_.buffer == 0) next_.buffer = ++buffers.newest;
+      mine.header = next_;
+      std::copy_n(buffers.here.begin(), std::min(buffers.here.size(), next_.here.size()), mine.header.here.begin());
+    }
     frames = all_gather_values(*group_, mine);
     headers.clear();
     for (const Frame& theirs : frames) headers.push_back(theirs.header);
@@ -138,33 +129,18 @@ std::vector<BufferExchanges::Frame> BufferExchanges::gather_frames(std::span<con
     buffers.newest = std::max(buffers.newest, next_.buffer);
   }
   ++next_.step;
-  std::vector<std::uint64_t> sizes;
   for (const auto& [header, text] : frames) {
-    if (header.failed != 0) {
-      throw SystemError({reinterpret_cast<const char*>(text.data()), std::min<std::size_t>(header.bytes, text.size())});
-    }
-    sizes.push_back(header.bytes);
+    if (header.failed == 0) continue;
+    throw SystemError({reinterpret_cast<const char*>(text.data()), std::min<std::size_t>(header.bytes, text.size())});
   }
-  const auto other = std::ranges::find_if(sizes, [&](std::uint64_t size) { return size != sizes[0]; });
-  if (other != sizes.end()) {
+  const std::uint64_t size = headers[0].bytes;
+  const auto other = std::ranges::find_if(headers, [&](const ExchangeHeader& one) { return one.bytes != size; });
+  if (other != headers.end()) {
     fail<RankMismatch>(
-        "all_gather: rank 0 brought {} bytes and rank {} brought {}; all ranks must bring the same number", sizes[0],
-        other - sizes.begin(), *other);
+        "all_gather: rank 0 brought {} bytes and rank {} brought {}; all ranks must bring the same number", size,
+        other - headers.begin(), other->bytes);
   }
   return frames;
-}
-
-void BufferExchanges::describe_buffers() {
-  BuffersOfGroup& buffers = *group_->buffers_;
-  const std::lock_guard lock(buffers.mutex);
-  // Only now: a rank that is refused for its arguments has not begun.
-  if (next_.buffer == 0) next_.buffer = ++buffers.newest;
-  next_.newest = buffers.newest;
-  next_.oldest = buffers.here.empty() ? buffers.newest + 1 : *buffers.here.begin();
-  next_.left = 0;
-  for (std::uint64_t back = 0; back < std::min<std::uint64_t>(buffers.newest, 64); ++back) {
-    if (!buffers.here.contains(buffers.newest - back)) next_.left |= std::uint64_t{1} << back;
-  }
 }
 
 void BufferExchanges::tell_failure(std::string_view what, std::string_view why) noexcept {
@@ -184,18 +160,6 @@ void BufferExchanges::begin(Purpose purpose) {
   next_.purpose = purpose;
   next_.step = 0;
   failed_ = false;
-}
-
-void BufferExchanges::leave() noexcept {
-  end_waits_ = nullptr;
-  if (std::exchange(over_, true) || next_.buffer == 0) return;
-  const std::lock_guard lock(group_->buffers_->mutex);
-  group_->buffers_->here.erase(next_.buffer);
-}
-
-std::shared_ptr<Bootstrap> make_buffer_exchanges(std::shared_ptr<Bootstrap> group) {
-  if (!group) throw InvalidArgument("group is null");
-  return std::make_shared<BufferExchanges>(std::move(group));
 }
 
 }  // namespace deep_ep

@@ -16,10 +16,12 @@
 // The others throw that text in this exchange, so steps that go well cost no exchange of their own.
 //
 // Numbers. A rank proposes a number above all it has seen. The first exchange of a buffer agrees on the largest
-// proposal, so ranks need not have counted alike. A header says which of the last 64 numbers the rank has left, and the
-// oldest one that it has not; no number is used twice.
+// proposal, so ranks need not have counted alike. A header has the newest buffers that the rank has not left; no number
+// is used twice.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -34,7 +36,7 @@
 namespace deep_ep {
 
 /// What an exchange is for. The values travel.
-enum class Purpose : std::uint16_t { making = 1, destroying = 2, resuming = 3, sleeping = 4 };
+enum class Purpose : std::uint16_t { making, destroying, resuming, sleeping };
 
 /// Ahead of each message. The values travel between processes of one version of the library.
 struct ExchangeHeader {
@@ -45,18 +47,16 @@ struct ExchangeHeader {
   std::uint64_t step = 0;    ///< how many frames for this purpose came before
   std::uint64_t bytes = 0;   ///< of the message
   std::uint64_t failed = 0;  ///< 1: a step of this rank failed before this exchange, and the message is the text
-  std::uint64_t newest = 0;  ///< the largest number that this rank has seen
-  std::uint64_t left = 0;    ///< bit i: this rank is in no buffer `newest - i`
-  std::uint64_t oldest = 0;  ///< the smallest number that this rank has not left; `newest + 1` if there is none
+  /// The buffers that this rank has not left, newest first, then 0. If it is full, nothing is known of older ones.
+  std::array<std::uint64_t, 64> here = {};
 
   static constexpr std::uint32_t kMagic = 0x50454544;  // "DEEP"
-  static constexpr std::uint16_t kVersion = 5;         ///< of what ranks tell each other in any memory
+  static constexpr std::uint16_t kVersion = 6;         ///< of what ranks tell each other in any memory
 
   /// The number is a proposal.
   bool is_proposal() const { return purpose == Purpose::making && step == 0; }
   bool has_left(std::uint64_t number) const {
-    if (number > newest) return false;
-    return number < oldest || (newest - number < 64 && (left >> (newest - number) & 1) != 0);
+    return number > here.back() && std::ranges::find(here, number) == here.end();
   }
   /// "making buffer 3 (exchange 0)"
   std::string describe() const;
@@ -68,10 +68,8 @@ bool is_done(std::span<const ExchangeHeader> ranks, int rank);
 
 class BufferExchanges final : public Bootstrap {
  public:
-  /// `group` itself if it is such an object already.
-  static std::shared_ptr<BufferExchanges> over(const std::shared_ptr<Bootstrap>& group);
-
   explicit BufferExchanges(std::shared_ptr<Bootstrap> group);
+  /// This rank takes part in no further exchange of the buffer; the others learn it from the next ones of the group.
   ~BufferExchanges() override;
   BufferExchanges(const BufferExchanges&) = delete;
   BufferExchanges& operator=(const BufferExchanges&) = delete;
@@ -90,19 +88,15 @@ class BufferExchanges final : public Bootstrap {
 
   /// The exchanges from here on have this purpose.
   void begin(Purpose purpose);
-  /// This rank takes part in no further exchange of the buffer; the others learn it from the next ones of the group.
-  void leave() noexcept;
 
  private:
   struct Frame;
   std::vector<Frame> gather_frames(std::span<const std::byte> part);
-  void describe_buffers();
 
   std::shared_ptr<Bootstrap> group_;
   ExchangeHeader next_;
   std::function<void()> end_waits_;
   bool failed_ = false;  ///< the last exchange
-  bool over_ = false;
 };
 
 }  // namespace deep_ep

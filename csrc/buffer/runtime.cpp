@@ -45,20 +45,14 @@ bool of_one_network(std::span<const ProcessIdentity> processes) {
 Runtime::Runtime(const std::shared_ptr<Bootstrap>& bootstrap, std::shared_ptr<Executor> executor,
                  const BufferOptions& options) {
   if (!bootstrap) throw InvalidArgument("bootstrap is null");
-  bootstrap_ = BufferExchanges::over(bootstrap);
+  bootstrap_ = std::make_unique<BufferExchanges>(bootstrap);
   rank_ = bootstrap_->rank();
   num_ranks_ = bootstrap_->size();
-  try {
-    const std::shared_ptr<Backend> backend = backend_of(executor);
-    if (num_ranks_ < 1 || num_ranks_ > kMaxRanks || rank_ < 0 || rank_ >= num_ranks_) {
-      fail<InvalidArgument>("the bootstrap says rank {} of {}, allowed: at most {} ranks", rank_, num_ranks_,
-                            kMaxRanks);
-    }
-    agree(*bootstrap_, "making a Buffer", [&] { make(backend, options); });
-  } catch (...) {
-    bootstrap_->leave();  // others may still wait for this rank
-    throw;
+  const std::shared_ptr<Backend> backend = backend_of(executor);
+  if (num_ranks_ < 1 || num_ranks_ > kMaxRanks || rank_ < 0 || rank_ >= num_ranks_) {
+    fail<InvalidArgument>("the bootstrap says rank {} of {}, allowed: at most {} ranks", rank_, num_ranks_, kMaxRanks);
   }
+  agree(*bootstrap_, "making a Buffer", [&] { make(backend, options); });
 }
 
 void Runtime::make(const std::shared_ptr<Backend>& backend, const BufferOptions& asked) {
@@ -119,7 +113,6 @@ Runtime::~Runtime() {
   normal_mode.reset();
   connections_.clear();
   heap_->unmap_peers();
-  bootstrap_->leave();
 }
 
 void Runtime::end_waits_for_the_gone() const {
@@ -290,7 +283,7 @@ void Runtime::check_newcomers(const AgreedOptions& agreed, const std::vector<boo
 
 void Runtime::replace_ranks(const std::shared_ptr<Bootstrap>& group, std::span<const int> ranks) {
   if (!group) throw InvalidArgument("replace_ranks: group is null");
-  const std::shared_ptr<BufferExchanges> exchanges = BufferExchanges::over(group);
+  auto exchanges = std::make_unique<BufferExchanges>(group);
   // By the exchanges of make(), which the new processes are in. In one node a plan has the options that ranks agree on.
   agree(*exchanges, "replacing ranks", [&] {
     const std::vector<bool> is_new = check_replaced(*exchanges, ranks);
@@ -302,7 +295,7 @@ void Runtime::replace_ranks(const std::shared_ptr<Bootstrap>& group, std::span<c
     exchanges->barrier();
     low_latency->resume_together(*exchanges);
     // Only now: after a failure the same processes may come again.
-    bootstrap_ = exchanges;
+    bootstrap_ = std::move(exchanges);
     processes_ = agreed.processes;
     only_low_latency_ = true;
     end_waits_for_the_gone();

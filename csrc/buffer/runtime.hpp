@@ -125,7 +125,7 @@ class Runtime {
   /// The host waits for this rank's work, which may have failed.
   void settle_last_work() noexcept;
 
-  std::shared_ptr<BufferExchanges> bootstrap_;
+  std::unique_ptr<BufferExchanges> bootstrap_;
   int rank_ = 0, num_ranks_ = 0;
   std::vector<ProcessIdentity> processes_;
   std::shared_ptr<Backend> executor_;

@@ -14,7 +14,6 @@
 #include "deep_ep/buffer.hpp"
 #include "deep_ep/environment.hpp"
 #include "deep_ep/error.hpp"
-#include "deep_ep/exchanges.hpp"
 #include "deep_ep/executor.hpp"
 #include "deep_ep/version.hpp"
 #include "python/bindings/framework.hpp"
@@ -73,9 +72,7 @@ void define_bootstrap(py::module_& module) {
           std::ranges::copy(std::as_bytes(std::span(gathered)), all.begin());
         };
         return make_callback_bootstrap(rank, num_ranks, all_gather);
-      }))
-      .def("for_buffer", &make_buffer_exchanges,
-           "For one buffer that is to be made: what ranks exchange through it carries the buffer's number.");
+      }));
 }
 
 }  // namespace

@@ -17,7 +17,6 @@ class EventHandle:
 
 class Bootstrap:
     def __init__(self, rank: int, num_ranks: int, all_gather: Callable[[bytes], bytes], /) -> None: ...
-    def for_buffer(self) -> Bootstrap: ...
 
 class Buffer:
     """Its calls name an argument that they refuse; native_buffer.cpp has their order."""

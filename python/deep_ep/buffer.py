@@ -173,7 +173,7 @@ class Buffer(NativeOwner):
             if self._store is None:
                 raise InvalidArgument("connect_ranks: there is no store, allowed: after set_tcp_store_group(store)")
             ranks = StoreRanks(self._store, self.rank, self.group_size, replaced)
-            self._native.replace_ranks(bootstrap_of(ranks).for_buffer(), replaced)
+            self._native.replace_ranks(bootstrap_of(ranks), replaced)
             self.group = ranks
             self._disconnected.clear()
         for remote in replaced if not activate else remote_ranks:

@@ -49,9 +49,8 @@ class NativeOwner:
         if stream is None and device.type == "cuda":
             stream = torch.cuda.Stream(device=device, priority=-1)
         self._device, self._comm_stream, handle = device, stream, 0 if stream is None else stream.cuda_stream
-        # Messages of this bootstrap carry the buffer's number.
-        bootstrap, ordinal = bootstrap_of(self.group).for_buffer(), -1 if device.index is None else device.index
-        native = _native.Buffer(bootstrap, ordinal, handle, Results(device, stream), **options)
+        ordinal = -1 if device.index is None else device.index
+        native = _native.Buffer(bootstrap_of(self.group), ordinal, handle, Results(device, stream), **options)
         _made[id(native)] = native
         self.runtime = self._native = native = with_ranges(native)
         # Also runs at interpreter exit, while everything it needs is still there.

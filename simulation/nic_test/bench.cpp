@@ -5,9 +5,8 @@
 #include <exception>
 #include <utility>
 
-#include "csrc/bootstrap/agreement.hpp"
+#include "csrc/bootstrap/buffer_exchanges.hpp"
 #include "csrc/memory/executor_memory.hpp"
-#include "deep_ep/exchanges.hpp"
 
 namespace deep_ep::rdma::nic_test {
 namespace {
@@ -28,10 +27,10 @@ std::vector<std::uint32_t> messages() {
 Bench::Bench(Bootstrap& bootstrap, const std::shared_ptr<Executor>& executor)
     : bootstrap_(bootstrap), executor_(backend_of(executor)), stream_(*executor_) {
   executor_->make_current();
-  const auto exchanges = make_buffer_exchanges({std::shared_ptr<void>(), &bootstrap});
-  agree(*exchanges, "making a heap", [&] {
-    heap_ = executor_->create_heap(*exchanges, [](auto) { return kMostPairs * layout::kPairBytes; });
-    exchanges->barrier();
+  BufferExchanges exchanges({std::shared_ptr<void>(), &bootstrap});
+  agree(exchanges, "making a heap", [&] {
+    heap_ = executor_->create_heap(exchanges, [](auto) { return kMostPairs * layout::kPairBytes; });
+    exchanges.barrier();
   });
   agree(bootstrap, "preparing the NIC test", [&] {
     results_ = pinned_memory<NicTestResult>(executor_, kWarps * sizeof(NicTestResult));

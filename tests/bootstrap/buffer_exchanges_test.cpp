@@ -16,7 +16,6 @@
 #include <vector>
 
 #include "csrc/bootstrap/agreement.hpp"
-#include "deep_ep/exchanges.hpp"
 #include "deep_ep/interrupt.hpp"
 #include "tests/cluster/processes.hpp"
 #include "tests/rdma/messages.hpp"
@@ -30,7 +29,7 @@ ExchangeHeader of_rank(Purpose purpose, std::uint64_t buffer, std::uint64_t step
   one.purpose = purpose;
   one.buffer = buffer;
   one.step = step;
-  one.newest = buffer;
+  one.here = {2, 1};
   return one;
 }
 
@@ -43,6 +42,17 @@ TEST(IsDone, AnythingElseIsAMistakeOnAllRanks) {
   for (const auto& ranks : mistakes) {
     for (const int rank : {0, 1}) EXPECT_THROW(is_done(ranks, rank), RankMismatch);
   }
+}
+
+/// A list that is full says nothing of older buffers.
+TEST(ExchangeHeader, KnowsTheBuffersThatARankHasLeft) {
+  ExchangeHeader rank;
+  rank.here = {7, 5};
+  for (const std::uint64_t number : {8, 6, 1}) EXPECT_TRUE(rank.has_left(number)) << number;
+  for (const std::uint64_t number : {7, 5}) EXPECT_FALSE(rank.has_left(number)) << number;
+  for (std::size_t i = 0; i < rank.here.size(); ++i) rank.here[i] = 200 - 2 * i;
+  EXPECT_TRUE(rank.has_left(75));
+  EXPECT_FALSE(rank.has_left(73));
 }
 
 void on_ranks(int size, const std::function<void(const std::shared_ptr<Bootstrap>&)>& body) {
@@ -62,16 +72,16 @@ void meet_others(Bootstrap& exchanges) {
 
 TEST(BufferExchanges, SmallAndLargeMessages) {
   on_ranks(3, [](const std::shared_ptr<Bootstrap>& group) {
-    const auto exchanges = make_buffer_exchanges(group);
-    for (const std::size_t bytes : {0, 1, 960, 967, 968, 969, 1936, 5000}) {
+    BufferExchanges exchanges(group);
+    for (const std::size_t bytes : {0, 1, 3000, 4096, 20000}) {
       const std::vector<std::byte> mine(bytes, static_cast<std::byte>(group->rank() + 1));
-      const std::vector<std::byte> all = exchanges->all_gather(mine);
+      const std::vector<std::byte> all = exchanges.all_gather(mine);
       must(all.size() == 3 * bytes, "another size");
       for (std::size_t i = 0; i < all.size(); ++i) {
         must(all[i] == static_cast<std::byte>(i / bytes + 1), "other bytes");
       }
     }
-    message_of<RankMismatch>([&] { exchanges->all_gather(std::vector<std::byte>(group->rank() == 1 ? 8 : 16)); });
+    message_of<RankMismatch>([&] { exchanges.all_gather(std::vector<std::byte>(group->rank() == 1 ? 8 : 16)); });
   });
 }
 

@@ -24,11 +24,10 @@
 #include <utility>
 #include <vector>
 
-#include "csrc/bootstrap/agreement.hpp"
+#include "csrc/bootstrap/buffer_exchanges.hpp"
 #include "csrc/bootstrap/sockets.hpp"
 #include "csrc/support/token.hpp"
 #include "deep_ep/error.hpp"
-#include "deep_ep/exchanges.hpp"
 #include "tests/cluster/processes.hpp"
 #include "tests/support/child_process.hpp"
 
@@ -54,10 +53,10 @@ struct FdOffer {
 
 /// As a part of what ranks do to make a buffer.
 void exchange_and_agree(const std::shared_ptr<Bootstrap>& bootstrap, int fd, const std::vector<bool>& partners) {
-  const auto exchanges = make_buffer_exchanges(bootstrap);
-  agree(*exchanges, "it", [&] {
-    exchange_fds(*exchanges, fd, partners);
-    exchanges->barrier();
+  BufferExchanges exchanges(bootstrap);
+  agree(exchanges, "it", [&] {
+    exchange_fds(exchanges, fd, partners);
+    exchanges.barrier();
   });
 }
 
@@ -88,9 +87,9 @@ TEST(FdExchange, AThreadThatIsLateStillGetsTheFile) {
       std::ranges::copy(bootstrap->all_gather(mine), all.begin());
       if (bootstrap->rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(50));
     });
-    const auto exchanges = make_buffer_exchanges(late);
-    exchange_and_check(*exchanges);
-    exchanges->barrier();
+    BufferExchanges exchanges(late);
+    exchange_and_check(exchanges);
+    exchanges.barrier();
   });
 }
 

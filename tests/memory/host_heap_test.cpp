@@ -11,10 +11,10 @@
 #include <stdexcept>
 #include <vector>
 
+#include "csrc/bootstrap/buffer_exchanges.hpp"
 #include "csrc/memory/symmetric_heap.hpp"
 #include "deep_ep/bootstrap.hpp"
 #include "deep_ep/error.hpp"
-#include "deep_ep/exchanges.hpp"
 #include "tests/cluster/processes.hpp"
 
 namespace deep_ep::test {
@@ -87,8 +87,7 @@ TEST(HostHeap, ANewProcessTakesThePlaceOfAnother) {
     check(exchange(*bootstrap, *heap), "before");
     const std::vector<std::byte*> before(heap->peers().begin(), heap->peers().end());
     // As of a Buffer: a new rank makes its heap while the others admit it, by the same exchanges.
-    const auto exchanges = make_buffer_exchanges(groups[static_cast<std::size_t>(rank)]);
-    Bootstrap& group = *exchanges;
+    BufferExchanges group(groups[static_cast<std::size_t>(rank)]);
     if (rank == 2) {
       heap = make_heap(group, 10000);
     } else {

@@ -168,12 +168,8 @@ TEST(SocketBootstrap, ARankOfAnotherJobTakesNoSeat) {
       << said[2];
 }
 
-/// And those that say nothing are let go, so that they do not keep out a rank that calls behind many of them.
-TEST(SocketBootstrap, SilentCallersAreLetGo) {
-  const auto said = meet_behind(std::vector<std::string>(70));
-  ASSERT_FALSE(said.empty());
-  EXPECT_NE(said[0].find("rank 0 waited 2 s for a rank's word; waiting for another caller"), std::string::npos);
-}
+/// Those that say nothing do not keep out a rank that calls behind many of them.
+TEST(SocketBootstrap, SilentCallersAreNotWaitedFor) { EXPECT_TRUE(meet_behind(std::vector<std::string>(70)).empty()); }
 
 TEST(SocketBootstrap, ACallToAnotherJobIsRefused) {
   const std::uint16_t port = free_port();

@@ -10,7 +10,6 @@
 #include <chrono>
 #include <cstring>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <thread>
@@ -43,9 +42,7 @@ struct Hello {
   std::string version_text() const { return {version.data(), ::strnlen(version.data(), version.size())}; }
 };
 
-constexpr double kMostOfACaller = 2;      ///< seconds for a caller to say who it is
-constexpr std::size_t kMostCallers = 64;  ///< that may be saying it at a time; more wait in the system's queue
-constexpr auto kTick = std::chrono::milliseconds(5);
+constexpr auto kTick = std::chrono::milliseconds(5);  ///< between looks at those that are to speak
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
 
@@ -123,14 +120,6 @@ class TcpTransport {
     return ranks;
   }
 
-  /// The first words of a rank that has connected. Nothing as long as they have not come; TimeoutError at the deadline.
-  std::optional<Hello> hear(Connection& from, const Deadline& deadline) const {
-    Hello hello;
-    if (has_come(from, sizeof hello) && from.take(hello)) return hello;
-    if (!deadline.expired()) return std::nullopt;
-    fail<TimeoutError>("bootstrap over TCP: rank {} waited {} s for a rank's word", rank, deadline.seconds());
-  }
-
   static UniqueFd open_listener(std::uint16_t port) {
     SocketAddress any{.size = sizeof(sockaddr_in6), .at = {}};
     any.at.ss_family = AF_INET6;                                    // such a socket takes calls by IPv4, too
@@ -145,62 +134,38 @@ class TcpTransport {
     return listener;
   }
 
-  /// A caller that has not said yet who it is.
-  struct Caller {
-    Connection connection;
-    Deadline brief{kMostOfACaller};
-  };
-
   /// All callers are listened to at the same time: a silent one does not delay the others.
   void listen(std::uint16_t port, const Deadline& deadline) {
     const UniqueFd listener = open_listener(port);
-    std::vector<Caller> callers;
-    for (std::size_t missing = peers_.size() - 1; missing != 0;) {
+    std::vector<Connection> callers;
+    for (std::size_t missing = peers_.size() - 1; missing != 0; std::this_thread::sleep_for(kTick)) {
       if (deadline.expired()) {
         fail<TimeoutError>("bootstrap over TCP: rank {} waited {} s for the others to call", rank, deadline.seconds());
       }
-      while (callers.size() < kMostCallers && take_call(listener.get(), port, callers)) {
+      while (UniqueFd socket{::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC)}) {
+        callers.push_back({std::move(socket)});
       }
-      std::erase_if(callers, [&](Caller& caller) {
-        const std::optional<bool> ours = settle(caller, port);
-        missing -= ours.value_or(false) ? 1 : 0;
-        return ours.has_value();
+      std::erase_if(callers, [&](Connection& caller) {
+        Hello hello;
+        if (caller.receive() != 0) return true;
+        if (!caller.take(hello)) return false;
+        missing -= admit(caller, hello, port) ? 1 : 0;
+        return true;
       });
-      std::this_thread::sleep_for(kTick);
     }
   }
 
-  /// False: there is none.
-  static bool take_call(int listener, std::uint16_t port, std::vector<Caller>& callers) {
-    UniqueFd socket(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
-    if (!socket && errno == EAGAIN) return false;
-    if (!socket && errno != EINTR && errno != ECONNABORTED) {
-      fail<SystemError>("bootstrap over TCP: cannot take a call on port {}: {}", port, errno_text(errno));
-    }
-    if (socket) callers.push_back({.connection = {std::move(socket)}});
-    return true;
-  }
-
-  /// Is it a rank of this job? Nothing as long as it has not said it. Strangers must not end what others wait for,
-  /// whatever they say.
-  std::optional<bool> settle(Caller& caller, std::uint16_t port) {
-    std::optional<Hello> hello;
-    try {
-      hello = hear(caller.connection, caller.brief);
-      if (!hello) return std::nullopt;
-      const auto who = static_cast<std::size_t>(hello->rank);
-      const bool ours = own_.same_job(*hello) && hello->rank > 0 && who < peers_.size() && !peers_[who].socket;
-      if (hello->magic == own_.magic) caller.connection.send(&own_, sizeof own_);  // also one of another job shall know
-      if (!ours) {
-        fail<SystemError>("bootstrap over TCP: whoever called on port {} is no rank of this group{}", port,
-                          why_not(*hello));
-      }
-    } catch (const Error& error) {
-      log::warn("{}; waiting for another caller", error.what());
+  /// Is it a rank of this job? Strangers must not end what others wait for, whatever they say.
+  bool admit(Connection& caller, const Hello& hello, std::uint16_t port) {
+    const auto who = static_cast<std::size_t>(hello.rank);
+    if (hello.magic == own_.magic) caller.send(&own_, sizeof own_);  // also one of another job shall know
+    if (!own_.same_job(hello) || hello.rank <= 0 || who >= peers_.size() || peers_[who].socket) {
+      log::warn("bootstrap over TCP: whoever called on port {} is no rank of this group{}; waiting for another caller",
+                port, why_not(hello));
       return false;
     }
-    require_version(*hello);
-    peers_[static_cast<std::size_t>(hello->rank)] = std::move(caller.connection);
+    require_version(hello);
+    peers_[who] = std::move(caller);
     return true;
   }
 
@@ -234,20 +199,24 @@ class TcpTransport {
           continue;
         }
         to.send(&own_, sizeof own_);
-        std::optional<Hello> hello;
-        while (!(hello = hear(to, deadline))) std::this_thread::sleep_for(kTick);
-        if (own_.same_job(*hello) && hello->rank == rank) {
+        Hello hello;
+        for (; !has_come(to, sizeof hello); std::this_thread::sleep_for(kTick)) {
+          if (!deadline.expired()) continue;
+          fail<TimeoutError>("bootstrap over TCP: rank {} waited {} s for a rank's word", rank, deadline.seconds());
+        }
+        to.take(hello);
+        if (own_.same_job(hello) && hello.rank == rank) {
           // A call to a port without a listener meets itself if the system gave it that very port to call from.
           const linger at_once{.l_onoff = 1, .l_linger = 0};  // rank 0 must get the port
           ::setsockopt(to.socket.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
           refusal = ECONNREFUSED;
           continue;
         }
-        if (!own_.same_job(*hello) || hello->rank != 0) {
+        if (!own_.same_job(hello) || hello.rank != 0) {
           fail<SystemError>("bootstrap over TCP: whoever listens at {} port {} is not rank 0 of this group{}", hub,
-                            port, why_not(*hello));
+                            port, why_not(hello));
         }
-        require_version(*hello);
+        require_version(hello);
         peers_[0] = std::move(to);
         return;
       }

@@ -126,10 +126,10 @@ SelftestStage run_processes(Device::Kind device) {
     const auto text_of = [](const UniqueFd& file) {
       return topology::SystemRoot().text(fmt::format("/proc/self/fd/{}", file.get()));
     };
+    const std::vector<std::string> command = {own_program(), "bench", "selftest", "--device", name_of(device)};
     std::vector<ChildCommand> commands;
     for (const int rank : {0, 1}) {
-      commands.push_back({.words = {own_program(), "bench", "selftest", "--device", name_of(device)},
-                          .variables = variables_of_rank(here, rank, 2),
+      commands.push_back({.words = command_of_rank(here, rank, 2, command),
                           .output = printed.get(),  // of rank 0 alone: the other one prints nothing there
                           .errors = errors.get()});
     }

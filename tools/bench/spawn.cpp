@@ -15,7 +15,7 @@ namespace deep_ep::tools {
 namespace {
 
 /// This process's command line without --spawn.
-std::vector<std::string> words_of_a_rank() {
+std::vector<std::string> own_command() {
   std::vector<std::string> words = {own_program()};
   std::ifstream file("/proc/self/cmdline");
   std::string word;
@@ -39,7 +39,7 @@ void note_signal(int signal) { ended_by = signal; }
 int run_as_processes(int ranks) {
   const Place place = place_of_this_host(ranks);
   std::vector<ChildCommand> commands;
-  for (int i = 0; i < ranks; ++i) commands.push_back({words_of_a_rank(), variables_of_rank(place, i, ranks)});
+  for (int i = 0; i < ranks; ++i) commands.push_back({command_of_rank(place, i, ranks, own_command())});
   // A signal ends the ranks, and then this process: as the first process of a container it would ignore it otherwise.
   // (One that cannot be caught ends the ranks, too: see Children.)
   for (const int signal : {SIGTERM, SIGINT, SIGHUP}) std::signal(signal, note_signal);

@@ -19,33 +19,10 @@
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
 
-extern char** environ;
-
 namespace deep_ep::tools {
 namespace {
 
-/// Variables of a child as execve wants them.
-std::vector<std::string> environment_for(const ChildCommand& command) {
-  std::vector<std::string> all;
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    const std::string text = *entry;
-    const bool replaced = std::ranges::any_of(
-        command.variables, [&](const auto& variable) { return text.starts_with(variable.first + '='); });
-    if (!replaced) all.push_back(text);
-  }
-  for (const auto& [name, value] : command.variables) all.push_back(name + '=' + value);
-  return all;
-}
-
-std::vector<char*> pointers(std::vector<std::string>& words) {
-  std::vector<char*> all;
-  for (std::string& word : words) all.push_back(word.data());
-  all.push_back(nullptr);
-  return all;
-}
-
-[[noreturn]] void become(const std::vector<char*>& arguments, const std::vector<char*>& environment, pid_t parent,
-                         int output, int errors) {
+[[noreturn]] void become(const std::vector<char*>& arguments, pid_t parent, int output, int errors) {
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGTERM);
   if (getppid() != parent) _exit(127);
@@ -54,7 +31,7 @@ std::vector<char*> pointers(std::vector<std::string>& words) {
   dup2(nothing, STDIN_FILENO);
   dup2(output, STDOUT_FILENO);
   dup2(errors, STDERR_FILENO);
-  execvpe(arguments.front(), arguments.data(), environment.data());
+  execvp(arguments.front(), arguments.data());
   const char* what = std::strerror(errno);
   for (const char* text : {static_cast<const char*>(arguments.front()), ": ", what, "\n"}) {
     if (write(STDERR_FILENO, text, std::strlen(text)) < 0) break;
@@ -69,18 +46,18 @@ Children::Children(const std::vector<ChildCommand>& commands) : epoll_(::epoll_c
 }
 
 void Children::start(const ChildCommand& command) {
-  std::vector<std::string> words = command.words;
   const auto check = [&](int result) {
-    if (result < 0) fail<SystemError>("cannot start {}: {}", words.front(), errno_text(errno));
+    if (result < 0) fail<SystemError>("cannot start {}: {}", command.words.front(), errno_text(errno));
   };
   // Everything that allocates comes before the fork: this process may have threads.
-  std::vector<std::string> variables = environment_for(command);
-  const std::vector<char*> arguments = pointers(words);
-  const std::vector<char*> environment = pointers(variables);
+  std::vector<std::string> words = command.words;
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
   const pid_t parent = getpid();
   const pid_t process = fork();
   check(process);
-  if (process == 0) become(arguments, environment, parent, command.output, command.errors);
+  if (process == 0) become(arguments, parent, command.output, command.errors);
   setpgid(process, process);  // here as well, so that it is done when this process wants to kill the group
   children_.push_back({process, UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, process, 0)))});
   const UniqueFd& ended = children_.back().ended;

@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "csrc/support/unique_fd.hpp"
@@ -16,8 +15,7 @@ namespace deep_ep::tools {
 
 struct ChildCommand {
   std::vector<std::string> words;
-  std::vector<std::pair<std::string, std::string>> variables{};  ///< besides or instead of this process's
-  int output = STDOUT_FILENO, errors = STDERR_FILENO;            ///< descriptors to which it prints
+  int output = STDOUT_FILENO, errors = STDERR_FILENO;  ///< descriptors to which it prints
 };
 
 /// Processes, each with the group of all that it starts. The groups are killed with this object; the processes alone

@@ -6,17 +6,16 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
-#include <mutex>
 #include <thread>
-#include <utility>
 #include <vector>
 
+#include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/unique_fd.hpp"
 #include "deep_ep/error.hpp"
@@ -26,57 +25,44 @@ namespace deep_ep::tools {
 void run_ranks(int count, const std::function<void(int)>& body) {
   if (count == 1) return body(0);
 
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::exception_ptr failure;
-  int running = count;
-  std::vector<std::thread> threads;
-  threads.reserve(static_cast<std::size_t>(count));
-  for (int i = 0; i < count; ++i) {
-    threads.emplace_back([&, i] {
-      std::exception_ptr error;
-      try {
-        body(i);
-      } catch (...) {
-        error = std::current_exception();
-      }
-      // Notified under the lock: the condition variable lives only until the last rank is counted.
-      const std::lock_guard lock(mutex);
-      --running;
-      if (error && !failure) failure = error;
-      changed.notify_all();
-    });
-  }
-
-  {
-    std::unique_lock lock(mutex);
-    changed.wait(lock, [&] { return running == 0 || failure; });
-    constexpr auto kPatience = std::chrono::seconds(3);
-    if (!changed.wait_for(lock, kPatience, [&] { return running == 0; })) {
-      try {
-        std::rethrow_exception(failure);
-      } catch (const std::exception& error) {
+  std::atomic<bool> failed = false;
+  std::exception_ptr failure;  // the first
+  std::atomic<int> running = count;
+  const auto run = [&](int rank) {
+    try {
+      body(rank);
+    } catch (const std::exception& error) {
+      const bool first = !failed.exchange(true);
+      if (first) failure = std::current_exception();
+      const Deadline patience(3);
+      while (first && running > 1 && !patience.expired()) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      if (first && running > 1) {
         clear_progress();
         fmt::print(stderr, "deep_ep: {}\n", error.what());
+        std::fflush(nullptr);
+        std::_Exit(1);
       }
-      std::fflush(nullptr);
-      std::_Exit(1);
     }
-  }
+    --running;
+  };
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < count; ++rank) threads.emplace_back(run, rank);
   for (std::thread& thread : threads) thread.join();
   if (failure) std::rethrow_exception(failure);
 }
 
-std::vector<std::pair<std::string, std::string>> variables_of_rank(const Place& place, int local_rank, int ranks) {
-  std::vector<std::pair<std::string, std::string>> variables = {
-      {"RANK", std::to_string(place.node * ranks + local_rank)},
-      {"WORLD_SIZE", std::to_string(place.nodes * ranks)},
-      {"LOCAL_RANK", std::to_string(local_rank)},
-      {"LOCAL_WORLD_SIZE", std::to_string(ranks)},
-      {"MASTER_ADDR", place.master},
-      {"MASTER_PORT", std::to_string(place.port)}};
-  if (!place.job.empty()) variables.emplace_back("DEEP_EP_JOB_TOKEN", place.job);
-  return variables;
+std::vector<std::string> command_of_rank(const Place& place, int local_rank, int ranks,
+                                         std::span<const std::string> command) {
+  std::vector<std::string> words = {"env",
+                                    fmt::format("RANK={}", place.node * ranks + local_rank),
+                                    fmt::format("WORLD_SIZE={}", place.nodes * ranks),
+                                    fmt::format("LOCAL_RANK={}", local_rank),
+                                    fmt::format("LOCAL_WORLD_SIZE={}", ranks),
+                                    "MASTER_ADDR=" + place.master,
+                                    fmt::format("MASTER_PORT={}", place.port)};
+  if (!place.job.empty()) words.push_back("DEEP_EP_JOB_TOKEN=" + place.job);
+  words.insert(words.end(), command.begin(), command.end());
+  return words;
 }
 
 int free_master_port() {

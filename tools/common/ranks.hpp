@@ -4,8 +4,8 @@
 #include <functional>
 #include <initializer_list>
 #include <memory>
+#include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "csrc/executor/own_stream.hpp"
@@ -28,8 +28,9 @@ struct Place {
   std::string job = {};  ///< DEEP_EP_JOB_TOKEN; empty: as this process has it
 };
 
-/// By which a rank that is a process learns which one it is: as torchrun sets them. `ranks`: of each node.
-std::vector<std::pair<std::string, std::string>> variables_of_rank(const Place& place, int local_rank, int ranks);
+/// `command` as a rank, which learns which one it is by the variables that torchrun sets. `ranks`: of each node.
+std::vector<std::string> command_of_rank(const Place& place, int local_rank, int ranks,
+                                         std::span<const std::string> command);
 
 /// For MASTER_PORT: nothing listens just now on the port of this host behind it, where `bench` meets.
 int free_master_port();

@@ -2,7 +2,6 @@
 #include <mpi.h>
 
 #include <algorithm>
-#include <climits>
 #include <cstdlib>
 #include <memory>
 #include <vector>
@@ -59,9 +58,6 @@ class MpiTransport {
   MpiTransport& operator=(const MpiTransport&) = delete;
 
   void start(std::span<const std::byte> mine) {
-    if (mine.size() > INT_MAX) {
-      fail<InvalidArgument>("all_gather over MPI: {} a rank, allowed: below 2 GiB", format_bytes(mine.size()));
-    }
     mine_.assign(mine.begin(), mine.end());
     all_.resize(mine.size() * static_cast<std::size_t>(size));
     const int count = static_cast<int>(mine.size());

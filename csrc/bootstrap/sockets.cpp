@@ -69,11 +69,8 @@ UniqueFd listen_at(const SocketAddress& address) {
 
 UniqueFd call_at(const SocketAddress& address) {
   UniqueFd socket = new_socket(address.at.ss_family);
-  if (socket && (::connect(socket.get(), address.get(), address.size) == 0 || errno == EINPROGRESS)) return socket;
-  const int error = errno;
-  socket = {};
-  errno = error;
-  return socket;
+  const bool calls = socket && (::connect(socket.get(), address.get(), address.size) == 0 || errno == EINPROGRESS);
+  return calls ? std::move(socket) : UniqueFd();
 }
 
 bool is_of_this_user(int unix_socket) {

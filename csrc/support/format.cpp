@@ -1,20 +1,15 @@
 #include "csrc/support/format.hpp"
 
-#include <array>
+#include <bit>
+#include <cmath>
 #include <system_error>
 
 namespace deep_ep {
 
 std::string format_bytes(std::uint64_t bytes) {
-  if (bytes < 1024) return fmt::format("{} bytes", bytes);
-  static constexpr std::array kUnits = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
-  double value = static_cast<double>(bytes) / 1024;
-  std::size_t unit = 0;
-  while (value >= 1024 && unit + 1 < kUnits.size()) {
-    value /= 1024;
-    ++unit;
-  }
-  return fmt::format("{:.2f} {}", value, kUnits[unit]);
+  const int power = (static_cast<int>(std::bit_width(bytes)) - 1) / 10;  // of 1024
+  if (power <= 0) return fmt::format("{} bytes", bytes);
+  return fmt::format("{:.2f} {}iB", std::ldexp(static_cast<double>(bytes), -10 * power), "KMGTPE"[power - 1]);
 }
 
 std::string format_ranks(std::span<const int> ranks) {

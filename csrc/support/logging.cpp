@@ -46,8 +46,8 @@ struct Log {
 
 Log& the_log() {
   // Never destroyed: tensors that outlive main() may still log.
-  static auto* log = new Log;
-  return *log;
+  static auto& log = *new Log;
+  return log;
 }
 
 /// In one piece, so that lines of threads, and of processes that share a file, do not mix.
@@ -61,10 +61,7 @@ void write_line(int file, Level level, std::string_view line) {
   const char* name = level == Level::warn ? "warning" : kNames[static_cast<std::size_t>(level)];
   const std::string text =
       fmt::format("[{}.{:03}] [deep_ep {}] [{}] {}\n", second.data(), now.tv_nsec / 1'000'000, ::getpid(), name, line);
-  for (std::size_t done = 0; done < text.size();) {
-    const ssize_t count = ::write(file, text.data() + done, text.size() - done);
-    if (count < 0 && errno != EINTR) return;
-    done += static_cast<std::size_t>(std::max<ssize_t>(count, 0));
+  while (::write(file, text.data(), text.size()) < 0 && errno == EINTR) {
   }
 }
 

@@ -57,27 +57,24 @@ class MpiTransport {
   MpiTransport(const MpiTransport&) = delete;
   MpiTransport& operator=(const MpiTransport&) = delete;
 
-  void start(std::span<const std::byte> mine) {
+  void gather(std::span<const std::byte> mine, std::span<std::byte> all, const RankWait& wait) {
     mine_.assign(mine.begin(), mine.end());
-    all_.resize(mine.size() * static_cast<std::size_t>(size));
+    all_.resize(all.size());
     const int count = static_cast<int>(mine.size());
-    // done() waits.
-    check(MPI_Iallgather(mine_.data(), count, MPI_BYTE, all_.data(), count, MPI_BYTE, communicator_,
-                         &request_),  // NOLINT(clang-analyzer-optin.mpi.MPI-Checker)
+    MPI_Request request = MPI_REQUEST_NULL;
+    check(MPI_Iallgather(mine_.data(), count, MPI_BYTE, all_.data(), count, MPI_BYTE, communicator_, &request),
           "MPI_Iallgather");
+    wait.until([&] {
+      int is_done = 0;
+      check(MPI_Test(&request, &is_done, MPI_STATUS_IGNORE), "MPI_Iallgather");
+      return is_done != 0 ? "" : "the other ranks";
+    });
+    std::ranges::copy(all_, all.begin());
   }
-  bool done(std::span<std::byte> all) {
-    int is_done = 0;
-    check(MPI_Test(&request_, &is_done, MPI_STATUS_IGNORE), "MPI_Iallgather");
-    if (is_done != 0) std::ranges::copy(all_, all.begin());
-    return is_done != 0;
-  }
-  static std::string awaited() { return "the other ranks"; }
 
  private:
   MPI_Comm communicator_ = MPI_COMM_NULL;
-  MPI_Request request_ = MPI_REQUEST_NULL;
-  std::vector<std::byte> mine_, all_;
+  std::vector<std::byte> mine_, all_;  ///< MPI may use them still if a wait has ended
 };
 
 }  // namespace

@@ -42,28 +42,27 @@ class NcclTransport {
   NcclTransport(const NcclTransport&) = delete;
   NcclTransport& operator=(const NcclTransport&) = delete;
 
-  void start(std::span<const std::byte> mine) {
-    const std::size_t bytes = mine.size() * static_cast<std::size_t>(size);
-    reserve(bytes + mine.size());
-    std::byte* send = staging_ + bytes;
+  void gather(std::span<const std::byte> mine, std::span<std::byte> all, const RankWait& wait) {
+    reserve(all.size() + mine.size());
+    std::byte* send = staging_ + all.size();
     executor_->copy(send, mine.data(), mine.size(), stream_);
-    behind_ = nullptr;
     // NCCL makes the communicator's GPU current meanwhile.
     check(ncclAllGather(send, staging_, mine.size(), ncclUint8, communicator_, static_cast<cudaStream_t>(stream_)),
           "ncclAllGather", communicator_);
-  }
-  bool done(std::span<std::byte> all) {
-    ncclResult_t state = ncclSuccess;
-    check(ncclCommGetAsyncError(communicator_, &state), "ncclCommGetAsyncError", communicator_);
-    check(state, "ncclAllGather", communicator_);
-    if (state == ncclInProgress) return false;  // the stream may not hold all of it yet
-    if (!behind_) behind_ = executor_->record_event(stream_);
-    if (!executor_->event_done(behind_)) return false;
+    const auto wait_until = [&](const auto& done) {
+      wait.until([&] {
+        ncclResult_t state = ncclSuccess;
+        check(ncclCommGetAsyncError(communicator_, &state), "ncclCommGetAsyncError", communicator_);
+        check(state, "ncclAllGather", communicator_);
+        return state != ncclInProgress && done() ? "" : "the other ranks";
+      });
+    };
+    wait_until([] { return true; });  // before, the stream may not hold all of it
+    const EventHandle behind = executor_->record_event(stream_);
+    wait_until([&] { return executor_->event_done(behind); });
     executor_->copy(all.data(), staging_, all.size(), stream_);
     executor_->synchronize(stream_);
-    return true;
   }
-  static std::string awaited() { return "the other ranks"; }
 
  private:
   void reserve(std::size_t bytes) {
@@ -78,7 +77,6 @@ class NcclTransport {
   ncclComm_t communicator_;
   std::shared_ptr<Executor> executor_;
   StreamHandle stream_ = nullptr;
-  EventHandle behind_;            ///< what the all-gather under way has enqueued
   std::byte* staging_ = nullptr;  ///< device memory
   std::size_t staging_bytes_ = 0;
 };

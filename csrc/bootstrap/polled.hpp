@@ -1,12 +1,11 @@
-// A bootstrap over a transport that starts an all-gather and is then asked whether it is done. So every wait has a
-// deadline, which blocking calls of other libraries have not.
+// A bootstrap over a transport that asks whether others have come. So every wait has a deadline, which blocking calls
+// of other libraries have not.
 #pragma once
 
 #include <memory>
 #include <span>
 #include <string>
 #include <thread>
-#include <utility>
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/support/backoff.hpp"
@@ -18,43 +17,46 @@
 
 namespace deep_ep {
 
+/// The waits of one all-gather.
+struct RankWait {
+  const char* over;
+  int rank, size;
+  Deadline deadline;
+
+  /// `awaited()` brings the all-gather further, and names the ranks that have not come; empty: all have.
+  template <class Awaited>
+  void until(const Awaited& awaited) const {
+    const Backoff wait;
+    for (std::string ranks; !(ranks = awaited()).empty(); std::this_thread::sleep_for(wait.nap())) {
+      if (InterruptScope::wanted()) throw Interrupted("a wait for other ranks was interrupted");
+      if (!deadline.expired()) continue;
+      ranks = awaited();
+      if (ranks.empty()) return;  // this process slept, perhaps
+      fail<TimeoutError>("bootstrap over {}: rank {} of {} waited {} s for {}", over, rank, size, deadline.seconds(),
+                         ranks);
+    }
+  }
+};
+
 /// `Transport` has `name` for messages, `rank` and `size`, and
-///   void start(std::span<const std::byte> mine)  begins an all-gather; `mine` stays until it is over
-///   bool done(std::span<std::byte> all)          brings it further; true: all has come. Throws where it has failed
-///   std::string awaited() const                  the ranks that have not come, as format_ranks has them
-///   bool kIsWrittenTo                            after a failure work under way may write to its memory, which stays
+///   void gather(std::span<const std::byte> mine, std::span<std::byte> all, const RankWait& wait)
+///   bool kIsWrittenTo   after a failure work under way may write to its memory, which stays
 /// After a failure the ranks no longer agree on what comes next, so the group is over.
 template <class Transport>
 std::shared_ptr<Bootstrap> make_polled_bootstrap(std::unique_ptr<Transport> transport, double timeout_s) {
-  struct Group {
-    ~Group() {
-      if (broken && Transport::kIsWrittenTo)
-        static_cast<void>(transport.release());  // NOLINT(bugprone-unused-return-value)
-    }
-    std::unique_ptr<Transport> transport;
-    bool broken = false;
-  };
   const int rank = transport->rank, size = transport->size;
-  const std::shared_ptr<Group> group(new Group{.transport = std::move(transport)});
+  const auto broken = std::make_shared<bool>(false);
+  const std::shared_ptr<Transport> to(transport.release(), [broken](Transport* ends) {
+    if (!*broken || !Transport::kIsWrittenTo) delete ends;
+  });
   return make_callback_bootstrap(rank, size, [=](std::span<const std::byte> mine, std::span<std::byte> all) {
-    Transport& to = *group->transport;
-    if (group->broken) {
-      fail<TimeoutError>("bootstrap over {}: rank {} of {} failed or gave up waiting before; make a new one", to.name,
-                         rank, size);
+    if (*broken) {
+      fail<TimeoutError>("bootstrap over {}: rank {} of {} failed or gave up waiting before; make a new one",
+                         Transport::name, rank, size);
     }
-    group->broken = true;  // unless all goes well
-    to.start(mine);
-    const Backoff wait;
-    for (const Deadline deadline(timeout_s); !to.done(all); std::this_thread::sleep_for(wait.nap())) {
-      if (InterruptScope::wanted()) throw Interrupted("a wait for other ranks was interrupted");
-      if (!deadline.expired()) continue;
-      const std::string awaited = to.awaited();
-      if (to.done(all)) break;                    // this process slept, perhaps
-      if (awaited == format_ranks({})) continue;  // the last has just come
-      fail<TimeoutError>("bootstrap over {}: rank {} of {} waited {} s for {}", to.name, rank, size, timeout_s,
-                         awaited);
-    }
-    group->broken = false;
+    *broken = true;  // unless all goes well
+    to->gather(mine, all, RankWait{Transport::name, rank, size, Deadline(timeout_s)});
+    *broken = false;
   });
 }
 

@@ -50,45 +50,30 @@ class SeatTransport {
 
   SeatTransport(int of_rank, int of_size, Segment seats) : rank(of_rank), size(of_size), seats_(std::move(seats)) {}
 
-  void start(std::span<const std::byte> mine) {
-    mine_ = mine;
-    done_ = 0;
-    show_next();
-  }
-  bool done(std::span<std::byte> all) {
-    if (!late().empty()) return false;
-    const std::size_t bytes = next().size();
-    for (int peer = 0; peer < size; ++peer) {
-      std::copy_n(seat(peer).chunks[round_ % 2], bytes,
-                  all.data() + static_cast<std::size_t>(peer) * mine_.size() + done_);
+  void gather(std::span<const std::byte> mine, std::span<std::byte> all, const RankWait& wait) {
+    for (std::size_t done = 0; done < mine.size(); done += kChunk) {
+      const std::span<const std::byte> part = mine.subspan(done, std::min(mine.size() - done, kChunk));
+      std::ranges::copy(part, seats_[rank].chunks[++round_ % 2]);
+      seats_[rank].round.store(round_, std::memory_order_release);
+      wait.until([&] { return late(); });
+      for (int peer = 0; peer < size; ++peer) {
+        std::copy_n(seats_[peer].chunks[round_ % 2], part.size(),
+                    all.data() + static_cast<std::size_t>(peer) * mine.size() + done);
+      }
     }
-    done_ += bytes;
-    if (done_ < mine_.size()) show_next();
-    return done_ == mine_.size();
   }
-  std::string awaited() const { return format_ranks(late()); }
 
  private:
-  Seat& seat(int of_rank) const { return seats_[of_rank]; }
-  std::span<const std::byte> next() const { return mine_.subspan(done_, std::min(mine_.size() - done_, kChunk)); }
-
-  void show_next() {
-    std::ranges::copy(next(), seat(rank).chunks[++round_ % 2]);
-    seat(rank).round.store(round_, std::memory_order_release);
-  }
-
-  std::vector<int> late() const {
+  std::string late() const {
     std::vector<int> ranks;
     for (int peer = 0; peer < size; ++peer) {
-      if (seat(peer).round.load(std::memory_order_acquire) < round_) ranks.push_back(peer);
+      if (seats_[peer].round.load(std::memory_order_acquire) < round_) ranks.push_back(peer);
     }
-    return ranks;
+    return ranks.empty() ? "" : format_ranks(ranks);
   }
 
   Segment seats_;
   std::uint64_t round_ = 0;
-  std::span<const std::byte> mine_;
-  std::size_t done_ = 0;  ///< bytes of `mine_`
 };
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cmath>
 #include <stdexcept>
+#include <thread>
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/bootstrap/polled.hpp"
@@ -127,16 +128,12 @@ struct FakeTransport {
   FakeTransport(const FakeTransport&) = delete;
   FakeTransport& operator=(const FakeTransport&) = delete;
   static constexpr int rank = 0, size = 1;
-  void start(std::span<const std::byte> given) { mine.assign(given.begin(), given.end()); }
-  bool done(std::span<std::byte> all) {
-    if (left != 0 && --left != 0) return false;
+  void gather(std::span<const std::byte> mine, std::span<std::byte> all, const RankWait& wait) {
+    wait.until([&] { return left != 0 && --left != 0 ? "a fake" : ""; });
     std::ranges::copy(mine, all.begin());
-    return true;
   }
-  static std::string awaited() { return "a fake"; }
 
   int left;
-  std::vector<std::byte> mine;
   inline static int alive = 0;
 };
 
@@ -146,14 +143,13 @@ TEST(PolledBootstrap, WaitsUntilTheTransportIsDone) {
 }
 
 TEST(PolledBootstrap, ARankThatComesAtTheDeadlineIsNotLate) {
-  struct AtTheLast : FakeTransport {
-    using FakeTransport::FakeTransport;
-    std::string awaited() {
-      if (left < 0) left = 3;
-      return format_ranks({});
-    }
-  };
-  EXPECT_NO_THROW(make_polled_bootstrap(std::make_unique<AtTheLast>(-1), 0.01)->barrier());
+  int looks = 0;
+  RankWait{"fakes", 0, 2, Deadline(0.01)}.until([&] {
+    if (++looks == 2) return "";
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    return "rank 1";
+  });
+  EXPECT_EQ(looks, 2);
 }
 
 TEST(PolledBootstrap, AFailureEndsTheGroupAndLeavesTheTransport) {

@@ -75,29 +75,23 @@ class TcpTransport {
     rank == 0 ? listen(port, deadline) : call(hub, port, deadline);
   }
 
-  void start(std::span<const std::byte> mine) {
-    mine_ = mine;
-    answered_ = 0;
-    if (rank != 0) peers_[0].send(mine.data(), mine.size());
-  }
-  bool done(std::span<std::byte> all) {
-    if (rank != 0) return has_come(peers_[0], all.size()) && peers_[0].take_bytes(all);
-    if (answered_ != 0) {
-      if (!has_come(peers_[answered_], 0)) return false;
-    } else {
-      if (!late().empty()) return false;
-      std::ranges::copy(mine_, all.begin());
-      for (std::size_t peer = 1; peer < peers_.size(); ++peer) {
-        peers_[peer].take_bytes(all.subspan(peer * mine_.size(), mine_.size()));
-      }
+  void gather(std::span<const std::byte> mine, std::span<std::byte> all, const RankWait& wait) {
+    if (rank != 0) {
+      peers_[0].send(mine.data(), mine.size());
+      wait.until([&] { return has_come(peers_[0], all.size()) ? "" : "rank 0"; });
+      peers_[0].take_bytes(all);
+      return;
     }
-    while (++answered_ < peers_.size()) {  // one after the other: each has a copy of what it has not taken yet
-      peers_[answered_].send(all.data(), all.size());
-      if (!has_come(peers_[answered_], 0)) return false;
+    wait.until([&] { return late(mine.size()); });
+    std::ranges::copy(mine, all.begin());
+    for (std::size_t peer = 1; peer < peers_.size(); ++peer) {
+      peers_[peer].take_bytes(all.subspan(peer * mine.size(), mine.size()));
     }
-    return true;
+    for (std::size_t peer = 1; peer < peers_.size(); ++peer) {  // in turn: each has a copy of what it has not taken yet
+      peers_[peer].send(all.data(), all.size());
+      wait.until([&] { return has_come(peers_[peer], 0) ? "" : fmt::format("rank {}", peer); });
+    }
   }
-  std::string awaited() { return rank == 0 ? format_ranks(late()) : "rank 0"; }
 
  private:
   /// Have so many bytes come, and was all that was sent taken?
@@ -112,12 +106,12 @@ class TcpTransport {
     return true;
   }
 
-  std::vector<int> late() {
+  std::string late(std::size_t bytes) {
     std::vector<int> ranks;
     for (int peer = 1; peer < size; ++peer) {
-      if (!has_come(peers_[static_cast<std::size_t>(peer)], answered_ != 0 ? 0 : mine_.size())) ranks.push_back(peer);
+      if (!has_come(peers_[static_cast<std::size_t>(peer)], bytes)) ranks.push_back(peer);
     }
-    return ranks;
+    return ranks.empty() ? "" : format_ranks(ranks);
   }
 
   static UniqueFd open_listener(std::uint16_t port) {
@@ -228,8 +222,6 @@ class TcpTransport {
 
   const Hello own_;
   std::vector<Connection> peers_;  ///< of rank 0: [rank], the first unused; of the others: rank 0
-  std::span<const std::byte> mine_;
-  std::size_t answered_ = 0;  ///< rank 0 answers this rank; 0: it has not heard all
 };
 
 }  // namespace

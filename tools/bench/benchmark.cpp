@@ -39,26 +39,26 @@ BenchRun::BenchRun(const BenchKind& kind, BenchOptions& given)
     : options(given),
       world(world_of(options)),
       device(choose_device(options.device, world.local_ranks())),
-      speaks(world.first_rank == 0) {
-  complete(kind, options, device, world.size);
+      speaks(world.first_rank() == 0) {
+  complete(kind, options, device, world.size());
   common.benchmark = kind.name;
   common.by = "deep_ep";
   common.device = name_of(device);
-  common.ranks = world.size;
+  common.ranks = world.size();
   common.nodes = std::max({1, options.nodes, world.nodes});
   common.hidden = options.hidden;
   common.topk = options.topk;
   common.experts = options.experts;
   text = fmt::format(
       "{} ranks ({}) on {}; hidden {}, top-{} of {} experts, uniform routing; {} rounds after {} to warm up\n",
-      world.size, world.kind, device == Device::Kind::cuda ? "a GPU each" : "the CPU (not a measure of speed)",
+      world.size(), world.kind, device == Device::Kind::cuda ? "a GPU each" : "the CPU (not a measure of speed)",
       options.hidden, options.topk, options.experts, options.rounds.count, options.rounds.warmup);
 }
 
 void BenchRun::measure(const RankWork& work) const {
   std::vector<WorkloadShape> shapes;
   for (const std::int64_t tokens : options.tokens) {
-    shapes.push_back({world.size, tokens, options.hidden, options.topk, options.experts, std::max(1, options.nodes),
+    shapes.push_back({world.size(), tokens, options.hidden, options.topk, options.experts, std::max(1, options.nodes),
                       options.groups});
   }
   run_workloads(world, device, shapes, work);

@@ -234,7 +234,7 @@ int run_low_latency_bench(LowLatencyBenchOptions options) {
   report.begin(run.text + explanation(options, run.device));
   run.measure([&](const RankTask& task) { LowLatencyMeasurer(options, task, run.common, report).run(); });
   if (report.prints_text()) {
-    fmt::print("{}{}", low_latency_lines(options, run.world.size, report.figures()),
+    fmt::print("{}{}", low_latency_lines(options, run.world.size(), report.figures()),
                options.check ? "\nEvery checked result is right.\n" : "");
   }
   return 0;

@@ -110,7 +110,7 @@ SelftestStage run_stage(const std::string& name, const World& world, int nodes, 
   SelftestStage stage{.name = name};
   stage.measure([&] {
     const WorkloadShape shape{
-        .ranks = world.size, .tokens = 13, .hidden = 256, .topk = 4, .experts = 8 * world.size, .nodes = nodes};
+        .ranks = world.size(), .tokens = 13, .hidden = 256, .topk = 4, .experts = 8 * world.size(), .nodes = nodes};
     run_workloads(
         world, device, {shape}, [&](const RankTask& task) { run_cases(task, stage); }, true);
   });
@@ -151,7 +151,6 @@ SelftestStage run_processes(Device::Kind device) {
 std::vector<SelftestStage> run_stages(const std::string& word) {
   const auto threads = [&](const char* name, int ranks, int nodes, Device::Kind device) {
     World world;
-    world.size = ranks;
     world.bootstraps = make_thread_bootstraps(ranks);
     return run_stage(name, world, nodes, device);
   };
@@ -175,9 +174,9 @@ int run_selftest(const std::string& word) {
   if (World::several_processes()) {
     const World world = make_world(0, 0, word);
     const Device::Kind device = choose_device(word, world.local_ranks());
-    speaks = world.first_rank == 0;
+    speaks = world.first_rank() == 0;
     stages.push_back(
-        run_stage(fmt::format("{} ranks ({})", world.size, world.kind), world, std::max(1, world.nodes), device));
+        run_stage(fmt::format("{} ranks ({})", world.size(), world.kind), world, std::max(1, world.nodes), device));
   } else {
     stages = run_stages(word);
   }

@@ -97,12 +97,11 @@ World world_of_node(const NodeOfSeveral& place, int ranks_per_node) {
   World world;
   world.kind = fmt::format("threads of {} processes, TCP", place.nodes);
   world.nodes = place.nodes;
-  world.size = place.nodes * ranks_per_node;
-  world.first_rank = place.node * ranks_per_node;
-  if (ranks_per_node == 1) world.first_device = world.first_rank % std::max(1, cuda_device_count());
+  const int size = place.nodes * ranks_per_node, first_rank = place.node * ranks_per_node;
+  if (ranks_per_node == 1) world.first_device = first_rank % std::max(1, cuda_device_count());
   world.bootstraps.resize(static_cast<std::size_t>(ranks_per_node));
   run_ranks(ranks_per_node, [&](int local) {
-    world.bootstraps[static_cast<std::size_t>(local)] = meet_by_environment(world.first_rank + local, world.size);
+    world.bootstraps[static_cast<std::size_t>(local)] = meet_by_environment(first_rank + local, size);
   });
   return world;
 }
@@ -132,13 +131,11 @@ World make_world(int ranks, int ranks_per_node, const std::string& device) {
           meet_by_address(address == nullptr ? "127.0.0.1" : address, std::getenv(launcher->job), rank, size));
 #endif
     }
-    world.size = world.bootstraps.front()->size();
-    world.first_rank = world.bootstraps.front()->rank();
     // A launcher may show each process only its own GPU.
-    const int on_host = number_in_environment(launcher->local_rank).value_or(world.first_rank);
+    const int on_host = number_in_environment(launcher->local_rank).value_or(rank);
     world.first_device = on_host % std::max(1, cuda_device_count());
-    if (ranks != 0 && ranks != world.size) {
-      fail<InvalidArgument>("--ranks {}: {} processes were started, and each is one rank", ranks, world.size);
+    if (ranks != 0 && ranks != size) {
+      fail<InvalidArgument>("--ranks {}: {} processes were started, and each is one rank", ranks, size);
     }
     return world;
   }
@@ -151,7 +148,6 @@ World make_world(int ranks, int ranks_per_node, const std::string& device) {
   }
   if (ranks == 0) ranks = usual;
   world.kind = "threads";
-  world.size = ranks;
   world.bootstraps = make_thread_bootstraps(ranks);
   return world;
 }

@@ -15,13 +15,13 @@
 namespace deep_ep::tools {
 
 struct World {
-  int size = 0;
-  int first_rank = 0;                                  ///< of this process
   std::vector<std::shared_ptr<Bootstrap>> bootstraps;  ///< one for every rank of this process
   std::string kind;                                    ///< "threads", "processes (MPI)", ...
   int nodes = 0;                                       ///< where each process is a node, how many; else 0
   int first_device = 0;                                ///< GPU of the first rank of this process
 
+  int size() const { return bootstraps.front()->size(); }
+  int first_rank() const { return bootstraps.front()->rank(); }  ///< of this process
   int local_ranks() const { return static_cast<int>(bootstraps.size()); }
   /// Whether make_world will make this process one of several.
   static bool several_processes();

@@ -169,6 +169,7 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
     buffer_ = std::make_shared<Buffer>(bootstrap, executor_, options);
     rank_ = buffer_->rank();
     num_nodes_ = buffer_->num_nodes();
+    description_ = buffer_->describe();
   }
   ~NativeBuffer() { drop(); }
   NativeBuffer(const NativeBuffer&) = delete;
@@ -219,16 +220,15 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   py::dict metrics() {
     const Buffer& buffer = alive();
     // Before Python makes an object: a finalizer that runs meanwhile may let another thread destroy the buffer.
-    const int rank = buffer.rank(), ranks = buffer.num_ranks(), nodes = buffer.num_nodes();
+    const int ranks = buffer.num_ranks();
     const std::vector<int> lost = buffer.lost_ranks();
-    const std::string description = buffer.describe();
     py::dict calls, bytes;
     for (const CallCount* each : {&dispatches_, &combines_, &low_latency_dispatches_, &low_latency_combines_}) {
       calls[each->kind] = each->calls;
       bytes[each->kind] = each->bytes;
     }
-    return py::dict("rank"_a = rank, "ranks"_a = ranks, "nodes"_a = nodes, "calls"_a = calls, "bytes"_a = bytes,
-                    "lost_ranks"_a = lost, "description"_a = description);
+    return py::dict("rank"_a = rank_, "ranks"_a = ranks, "nodes"_a = num_nodes_, "calls"_a = calls, "bytes"_a = bytes,
+                    "lost_ranks"_a = lost, "description"_a = description_);
   }
 
   // Results that do not exist are None.
@@ -591,6 +591,7 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   std::vector<py::object> leftovers_;
   std::shared_ptr<Buffer> buffer_;
   int rank_ = 0, num_nodes_ = 1;
+  std::string description_;  ///< of when it was made: another thread may be making new connections now
   LowLatencyHandles handles_;
   std::set<const void*> combine_buffers_;  ///< that came to the program
   CallCount dispatches_{"dispatch"}, combines_{"combine"};

@@ -111,6 +111,25 @@ def test_another_thread_may_ask_while_buffers_come_and_go():
         asking.result()
 
 
+@on_ranks(2)
+def test_another_thread_may_ask_while_connections_are_made_anew(group):
+    with ranks_a_node(1):
+        buffer = make_buffer(group, enable_shrink=True)
+    stop, found = threading.Event(), []
+
+    def ask():
+        while not stop.is_set():
+            found.append(deep_ep.metrics()["buffers"][-1]["handlers"])
+
+    with futures.ThreadPoolExecutor(1) as threads:
+        asking = threads.submit(ask)
+        for _ in range(5):
+            buffer.low_latency_resume()
+        stop.set()
+        asking.result()
+    assert found and all(handlers == ["cpu"] for handlers in found), found
+
+
 @pytest.mark.parametrize("wanted, possible", [("1", True), ("1", False), ("0", True)])
 def test_ranges(monkeypatch, wanted, possible):
     seen, open_ranges = [], []

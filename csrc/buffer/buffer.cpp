@@ -6,10 +6,13 @@
 #include <utility>
 #include <vector>
 
+#include "csrc/bootstrap/agreement.hpp"
 #include "csrc/buffer/low_latency/low_latency.hpp"
 #include "csrc/buffer/normal_mode.hpp"
 #include "csrc/buffer/runtime.hpp"
 #include "csrc/support/format.hpp"
+#include "csrc/support/logging.hpp"
+#include "deep_ep/interrupt.hpp"
 
 namespace deep_ep {
 
@@ -56,11 +59,6 @@ std::vector<int> Buffer::lost_ranks() const {
   return {lost.begin(), lost.end()};
 }
 
-void Buffer::replace_ranks(const std::shared_ptr<Bootstrap>& group, std::span<const int> ranks) {
-  const BufferCall call(runtime_, "replace_ranks");
-  static_cast<void>(call.masking());
-  call->replace_ranks(group, ranks);
-}
 Tensor Buffer::allocate_tensor(DType dtype, std::initializer_list<std::int64_t> shape, StreamHandle stream) {
   const BufferCall in(runtime_, "allocate_tensor");
   Runtime& runtime = in.runtime();
@@ -88,10 +86,51 @@ TensorView Buffer::local_memory() const {
   return TensorView::contiguous(runtime.window(), DType::uint8, {bytes}, runtime.device());
 }
 
-void Buffer::suspend() { BufferCall(runtime_, "suspend")->suspend(); }
-void Buffer::resume() { BufferCall(runtime_, "resume", true)->resume(); }
+void Buffer::suspend() {
+  const BufferCall in(runtime_, "suspend");
+  if (in->uses_rdma()) {
+    throw Unsupported(
+        "suspend: RDMA reaches ranks of this buffer, and NICs hold its memory, allowed: ranks of one node");
+  }
+  BufferExchanges& exchanges = in->bootstrap();
+  exchanges.begin(Purpose::sleeping);
+  agree(exchanges, "suspend", [&] {
+    if (in->executor()->is_capturing(in->comm_stream())) {
+      throw InvalidArgument("suspend: calls are being recorded into a CUDA graph, and the host waits for calls");
+    }
+    check(true);
+    exchanges.barrier();  // a peer may have read here until now
+    in->heap()->keep(exchanges);
+  });
+  in->suspended_ = true;
+  in->heap()->release_memory();
+  exchanges.barrier();  // the system has the memory of all ranks
+  in->calls().cache->give_back_unused();
+}
 
-void Buffer::check(bool wait) { BufferCall(runtime_, "check", true)->check(wait); }
+void Buffer::resume() {
+  const BufferCall in(runtime_, "resume", true);
+  if (!in->suspended_) throw InvalidArgument("resume: the buffer is not suspended");
+  in->executor()->make_current();
+  in->bootstrap().begin(Purpose::sleeping);
+  agree(in->bootstrap(), "resume", [&] { in->heap()->resume(in->bootstrap()); });
+  in->suspended_ = false;
+}
+
+void Buffer::check(bool wait) {
+  const BufferCall in(runtime_, "check", true);
+  in->executor()->make_current();
+  try {
+    if (wait) in->calls().settle();
+  } catch (const Interrupted&) {
+    in->faults().break_by_interruption();
+  }
+  in->faults().raise();
+  for (std::size_t place = 0; place < in->connections_.size(); ++place) {
+    // A rank that low-latency calls cannot reach is masked.
+    if (place != BufferPlan::kLowLatency || !in->options().low_latency.masking) in->connections(place).check();
+  }
+}
 
 void Buffer::destroy() {
   std::unique_ptr<Runtime> ending;  // outlives the call
@@ -100,7 +139,29 @@ void Buffer::destroy() {
     fail<Error>("Buffer::destroy within another call of the buffer, allowed: after it has returned");
   }
   ending = std::move(runtime_);  // it is gone however the exchange with the others ends
-  ending->destroy_collectively();
+  ending->settle_last_work();
+  // After a fault that breaks the buffer, a rank may never come. Any other fault may be known to this rank alone, and
+  // its peers would wait for it. The others go on without a rank that they have masked. It does not wait for them; nor
+  // they for it.
+  if (ending->faults().broken() || ending->faults().given_up()) return;
+  ending->drain();
+  if (ending->options().low_latency.masking) {
+    // All that this rank has posted has arrived before the others hear that it is here, and free their memory. Those
+    // that are lost never come, so ranks meet in the control plane: it knows who is. Then each ends alone.
+    ending->membership()->meet(2 * ending->timeout_s());
+    return ending->low_latency->log_masks();
+  }
+  BufferExchanges& exchanges = ending->bootstrap();
+  exchanges.begin(Purpose::destroying);
+  try {
+    exchanges.barrier();  // nobody writes to a peer any more
+    ending->connections_.clear();
+    ending->heap()->unmap_peers();
+    exchanges.barrier();  // and now no rank maps a peer
+  } catch (const PeerLeft& left) {
+    // The buffer is broken for another rank alone, and that rank has gone on: this one does not wait for it, either.
+    log::info("buffer: rank {} is destroyed alone: {}", ending->rank(), left.what());
+  }
 }
 bool Buffer::destroyed() const { return runtime_ == nullptr; }
 

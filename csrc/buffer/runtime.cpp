@@ -15,7 +15,6 @@
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
 #include "csrc/support/text.hpp"
-#include "deep_ep/interrupt.hpp"
 
 namespace deep_ep {
 namespace {
@@ -161,20 +160,6 @@ void Runtime::drain() noexcept {
   for (const auto& connections : connections_) connections->drain(timeout_s());
 }
 
-void Runtime::check(bool wait) {
-  executor_->make_current();
-  try {
-    if (wait) calls_->settle();
-  } catch (const Interrupted&) {
-    faults_->break_by_interruption();
-  }
-  faults_->raise();
-  for (std::size_t place = 0; place < connections_.size(); ++place) {
-    // A rank that low-latency calls cannot reach is masked.
-    if (place != BufferPlan::kLowLatency || !options().low_latency.masking) connections(place).check();
-  }
-}
-
 void Runtime::settle_last_work() noexcept {
   try {
     executor_->make_current();
@@ -182,59 +167,6 @@ void Runtime::settle_last_work() noexcept {
   } catch (const std::exception& error) {
     log::warn("buffer: rank {} is destroyed after a failure: {}", rank(), error.what());
   }
-}
-
-void Runtime::destroy_collectively() {
-  settle_last_work();
-  // After a fault that breaks the buffer, a rank may never come. Any other fault may be known to this rank alone, and
-  // its peers would wait for it. The others go on without a rank that they have masked. It does not wait for them; nor
-  // they for it.
-  if (faults_->broken() || faults_->given_up()) return;
-  drain();
-  if (options().low_latency.masking) {
-    // All that this rank has posted has arrived before the others hear that it is here, and free their memory. Those
-    // that are lost never come, so ranks meet in the control plane: it knows who is. Then each ends alone.
-    membership_->meet(2 * timeout_s());
-    return low_latency->log_masks();
-  }
-  bootstrap_->begin(Purpose::destroying);
-  try {
-    bootstrap_->barrier();  // nobody writes to a peer any more
-    connections_.clear();
-    heap_->unmap_peers();
-    bootstrap_->barrier();  // and now no rank maps a peer
-  } catch (const PeerLeft& left) {
-    // The buffer is broken for another rank alone, and that rank has gone on: this one does not wait for it, either.
-    log::info("buffer: rank {} is destroyed alone: {}", rank(), left.what());
-  }
-}
-
-void Runtime::suspend() {
-  if (uses_rdma()) {
-    throw Unsupported(
-        "suspend: RDMA reaches ranks of this buffer, and NICs hold its memory, allowed: ranks of one node");
-  }
-  bootstrap_->begin(Purpose::sleeping);
-  agree(*bootstrap_, "suspend", [&] {
-    if (executor_->is_capturing(comm_stream_)) {
-      throw InvalidArgument("suspend: calls are being recorded into a CUDA graph, and the host waits for calls");
-    }
-    check(true);
-    bootstrap_->barrier();  // a peer may have read here until now
-    heap_->keep(*bootstrap_);
-  });
-  suspended_ = true;
-  heap_->release_memory();
-  bootstrap_->barrier();  // the system has the memory of all ranks
-  calls_->cache->give_back_unused();
-}
-
-void Runtime::resume() {
-  if (!suspended_) throw InvalidArgument("resume: the buffer is not suspended");
-  executor_->make_current();
-  bootstrap_->begin(Purpose::sleeping);
-  agree(*bootstrap_, "resume", [&] { heap_->resume(*bootstrap_); });
-  suspended_ = false;
 }
 
 std::vector<bool> Runtime::check_replaced(const Bootstrap& group, std::span<const int> ranks) const {
@@ -281,24 +213,26 @@ void Runtime::check_newcomers(const AgreedOptions& agreed, const std::vector<boo
   }
 }
 
-void Runtime::replace_ranks(const std::shared_ptr<Bootstrap>& group, std::span<const int> ranks) {
+void Buffer::replace_ranks(const std::shared_ptr<Bootstrap>& group, std::span<const int> ranks) {
+  const BufferCall in(runtime_, "replace_ranks");
+  LowLatency& mode = in.masking();
   if (!group) throw InvalidArgument("replace_ranks: group is null");
   auto exchanges = std::make_unique<BufferExchanges>(group);
   // By the exchanges of make(), which the new processes are in. In one node a plan has the options that ranks agree on.
   agree(*exchanges, "replacing ranks", [&] {
-    const std::vector<bool> is_new = check_replaced(*exchanges, ranks);
-    low_latency->begin_resume();
-    const AgreedOptions agreed = agree_on_options(*exchanges, options(), executor_->identity());
-    check_newcomers(agreed, is_new);
-    membership_->replace(*exchanges, !of_one_network(agreed.processes));
-    heap_->admit(*exchanges, is_new);
+    const std::vector<bool> is_new = in->check_replaced(*exchanges, ranks);
+    mode.begin_resume();
+    const AgreedOptions agreed = agree_on_options(*exchanges, in->options(), in->executor()->identity());
+    in->check_newcomers(agreed, is_new);
+    in->membership()->replace(*exchanges, !of_one_network(agreed.processes));
+    in->heap()->admit(*exchanges, is_new);
     exchanges->barrier();
-    low_latency->resume_together(*exchanges);
+    mode.resume_together(*exchanges);
     // Only now: after a failure the same processes may come again.
-    bootstrap_ = std::move(exchanges);
-    processes_ = agreed.processes;
-    only_low_latency_ = true;
-    end_waits_for_the_gone();
+    in->bootstrap_ = std::move(exchanges);
+    in->processes_ = agreed.processes;
+    in->only_low_latency_ = true;
+    in->end_waits_for_the_gone();
   });
 }
 

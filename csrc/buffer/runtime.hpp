@@ -99,19 +99,14 @@ class Runtime {
   /// In the part of the heap that peers may read: see Buffer::in_heap.
   bool in_heap(const ConstTensorView& tensor) const;
 
-  // Of Buffer.
   std::string describe() const;
-  void check(bool wait);
-  void destroy_collectively();
-  void suspend();
-  void resume();
-  void replace_ranks(const std::shared_ptr<Bootstrap>& group, std::span<const int> ranks);
 
   const HomeProcess home;
   std::unique_ptr<NormalMode> normal_mode;
   std::shared_ptr<LowLatency> low_latency;  ///< null without memory for it; hooks ask whether it is there
 
  private:
+  friend class Buffer;
   friend class BufferCall;
 
   void make(const std::shared_ptr<Backend>& backend, const BufferOptions& asked);

@@ -43,8 +43,9 @@ struct SizeCommand {
 json sized(const char* mode, const BufferOptions& options, int ranks, int ranks_per_node) {
   const BufferPlan plan = BufferPlan::make(options, NodeMembership::of_consecutive(0, ranks, ranks_per_node));
   const HeapLayout& layout = plan.layout;
-  std::size_t ring_bytes = 0;  // as the handler `gpu` has rings; others take less
+  std::size_t queue_pairs = 0, ring_bytes = 0;  // as the handler `gpu` has rings; others take less
   for (const rdma::ConnectionOptions& connection : plan.connections()) {
+    queue_pairs += connection.ends();
     ring_bytes += connection.ends() * connection.rings({.alignment = rdma::verbs::devx::kRingAlignment}).bytes();
   }
   return {{"mode", mode},
@@ -60,8 +61,8 @@ json sized(const char* mode, const BufferOptions& options, int ranks, int ranks_
             {"staging", layout.staging.bytes},
             {"signals", layout.control.bytes()}}},
           // Bytes that NICs read and write: the heap, where there is a NIC to use.
-          {"rdma_bytes", plan.queue_pairs() == 0 ? 0 : layout.bytes()},
-          {"queue_pairs", plan.queue_pairs()},
+          {"rdma_bytes", queue_pairs == 0 ? 0 : layout.bytes()},
+          {"queue_pairs", queue_pairs},
           {"ring_bytes", ring_bytes}};
 }
 

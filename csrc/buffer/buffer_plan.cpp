@@ -107,10 +107,4 @@ std::array<rdma::ConnectionOptions, 2> BufferPlan::connections() const {
   return sets;
 }
 
-std::size_t BufferPlan::queue_pairs() const {
-  std::size_t pairs = 0;
-  for (const rdma::ConnectionOptions& options : connections()) pairs += options.ends();
-  return pairs;
-}
-
 }  // namespace deep_ep

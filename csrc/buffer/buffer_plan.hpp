@@ -61,7 +61,6 @@ struct BufferPlan {
   /// Queue pairs to the ranks that low-latency calls reach by RDMA, and of normal mode to the rails in other nodes.
   /// Lanes that are still open: one.
   std::array<rdma::ConnectionOptions, 2> connections() const;
-  std::size_t queue_pairs() const;
 };
 
 }  // namespace deep_ep

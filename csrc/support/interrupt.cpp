@@ -19,8 +19,6 @@ InterruptScope::InterruptScope(std::function<bool()> wanted)
 
 InterruptScope::~InterruptScope() { current = outer_; }
 
-bool InterruptScope::any() { return current != nullptr; }
-
 bool InterruptScope::wanted() {
   if (current == nullptr) return false;
   const auto now = std::chrono::steady_clock::now();

@@ -27,7 +27,6 @@ class InterruptScope {
   InterruptScope(const InterruptScope&) = delete;
   InterruptScope& operator=(const InterruptScope&) = delete;
 
-  static bool any();     ///< whether this thread has a scope
   static bool wanted();  ///< asks, at most ten times a second; false without a scope
 
  private:

@@ -55,7 +55,7 @@ TEST_P(InterruptTest, ACheckThatWaitsForKernels) {
 }
 
 TEST_P(InterruptTest, ScopesLieInOneAnother) {
-  EXPECT_FALSE(InterruptScope::any());
+  EXPECT_FALSE(InterruptScope::wanted()) << "there is no scope";
   const InterruptScope outer([] { return true; });
   {
     const InterruptScope inner([] { return false; });

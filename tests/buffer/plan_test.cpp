@@ -35,9 +35,11 @@ TEST_P(BufferPlanTest, IsWhatABufferTakes) {
       constexpr std::size_t kPage = 2 * kMiB;  // of GPUs
       require(buffer.local_memory().bytes() >= planned && buffer.local_memory().bytes() < planned + kPage,
               "the heap is as large as planned: " + buffer.describe());
-      require(described_queue_pairs(buffer.describe()) == plan.queue_pairs(), "queue pairs: " + buffer.describe());
-      require(plan.queue_pairs() >= least, "smaller nodes need more queue pairs");
-      least = plan.queue_pairs() + 1;
+      std::size_t queue_pairs = 0;
+      for (const rdma::ConnectionOptions& options : plan.connections()) queue_pairs += options.ends();
+      require(described_queue_pairs(buffer.describe()) == queue_pairs, "queue pairs: " + buffer.describe());
+      require(queue_pairs >= least, "smaller nodes need more queue pairs");
+      least = queue_pairs + 1;
     }
   });
 }

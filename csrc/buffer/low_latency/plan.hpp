@@ -58,8 +58,8 @@ struct LowLatencyPlan {
   /// and the posters cannot run side by side: on a GPU they wait for each other.
   void choose(const KernelChoice<Params>& choice, int num_sms, int least, const LowLatencySetup& setup) {
     kernel = choice;
-    const int most = choice.max_threads / 32;
-    warps = setup.on_gpu() ? most : std::clamp(setup.policy.warps_per_block, 1, most);
+    warps = choice.max_threads / 32;
+    if (!setup.on_gpu()) warps = std::min(warps, setup.policy.warps_per_block);
     if (setup.rdma()) posters = (setup.common.num_far * setup.common.lanes + warps - 1) / warps;
     const int all = setup.policy.multiprocessors, needed = posters + least;
     if (setup.on_gpu() && needed > all) {

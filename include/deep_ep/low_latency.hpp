@@ -133,7 +133,6 @@ struct LowLatencyCombineArguments {
   ConstTensorView topk_idx = {};
   ConstTensorView topk_weights = {};         ///< [T, K] float32: factors of the rows
   const LowLatencyHandle* handle = nullptr;  ///< of the dispatch, for any number of combines; read during the call only
-  bool use_logfmt = false;                   ///< accepted for DeepEP's callers, without effect
   /// [T, H] bfloat16, aligned to 16 bytes: the result's memory. None: new memory.
   std::optional<TensorView> out = {};
   std::optional<TensorView> wait_recv_cost_stats = {};  ///< [R] int64, as for dispatch

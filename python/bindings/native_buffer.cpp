@@ -10,7 +10,6 @@
 #include <initializer_list>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <type_traits>
 #include <unordered_map>
@@ -441,7 +440,7 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
     read("topk_idx", arguments.topk_idx);
     read("topk_weights", arguments.topk_weights);
     const auto handle = read.get<py::tuple>("handle");
-    read("use_logfmt", arguments.use_logfmt);
+    const bool use_logfmt = read.get<bool>("use_logfmt");  // it has no effect otherwise
     const bool zero_copy = read.get<bool>("zero_copy");
     const auto out = read.get<py::object>("out");
     read("combine_wait_recv_cost_stats", arguments.wait_recv_cost_stats);
@@ -458,20 +457,18 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
     const auto [kept, dispatched] = handles_.find(handle);
     arguments.handle = &dispatched;
     if (zero_copy) {
-      if (arguments.use_logfmt) {
+      if (use_logfmt) {
         throw InvalidArgument("zero_copy and use_logfmt are both true, allowed: at most one of them");
       }
       // A larger buffer may have taken its place since.
       const std::optional<TensorView>& lent = kept->combine_buffer;
       const bool fits = lent && lent->size(2) == dispatched.hidden;
       const TensorView rows = fits ? *lent : alive().low_latency_combine_buffer(dispatched);
-      const ConstTensorView& x = arguments.x;
+      const ConstTensorView x = std::exchange(arguments.x, rows);
       if (x.dims != rows.dims || x.dtype != rows.dtype || x.shape != rows.shape) {
         throw InvalidArgument(fmt::format("x is {}, expected {}: with zero_copy it must look like the combine buffer",
                                           x.describe(), rows.describe()));
       }
-      // A combine buffer that came has the rows, even if a larger one has taken its place since.
-      if (!combine_buffers_.contains(arguments.x.data)) arguments.x = rows;
     }
     if (arguments.return_recv_hook) arguments.owner = keep(read.given());  // for the part that waits for the hook
     if (!out.is_none()) arguments.out = view_of(out, "out");
@@ -482,10 +479,9 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   }
 
   /// A tensor over the memory that combine reads with zero_copy.
-  py::object low_latency_combine_buffer(const py::tuple& handle) {
-    const auto [kept, dispatched] = handles_.find(handle);
+  py::object low_latency_combine_buffer(ArgumentReader& read) {
+    const auto [kept, dispatched] = handles_.find(read.get<py::tuple>("handle"));
     const TensorView rows = alive().low_latency_combine_buffer(dispatched);
-    combine_buffers_.insert(rows.data);
     kept->combine_buffer = rows;
     return hand_out(Tensor::borrow(rows));  // its memory ends with the buffer
   }
@@ -593,7 +589,6 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   int rank_ = 0, num_nodes_ = 1;
   std::string description_;  ///< of when it was made: another thread may be making new connections now
   LowLatencyHandles handles_;
-  std::set<const void*> combine_buffers_;  ///< that came to the program
   CallCount dispatches_{"dispatch"}, combines_{"combine"};
   CallCount low_latency_dispatches_{"low_latency_dispatch"}, low_latency_combines_{"low_latency_combine"};
 };
@@ -678,7 +673,7 @@ void define_buffer(py::module_& module) {
 
   define_call(buffer, "low_latency_dispatch", &NativeBuffer::low_latency_dispatch);
   define_call(buffer, "low_latency_combine", &NativeBuffer::low_latency_combine);
-  buffer.def("low_latency_combine_buffer", &NativeBuffer::low_latency_combine_buffer);
+  define_call(buffer, "low_latency_combine_buffer", &NativeBuffer::low_latency_combine_buffer);
   buffer.def("low_latency_memory", &NativeBuffer::lent<&Buffer::low_latency_memory>);
   define<&Buffer::low_latency_clean>(buffer, "low_latency_clean");
   define<&Buffer::low_latency_update_mask, int, bool>(buffer, "low_latency_update_mask");

@@ -4,7 +4,6 @@
 #include <bit>
 
 #include "csrc/buffer/defaults.hpp"
-#include "csrc/buffer/options.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
 #include "kernels/low_latency/params.hpp"
@@ -73,10 +72,14 @@ BufferPlan BufferPlan::make(const BufferOptions& asked, const NodeMembership& no
 
 void BufferPlan::choose_lanes(const rdma::AgreedWire& wire) {
   const int num_ranks = static_cast<int>(nodes.node.size());
-  for (int rank = 0; rank < num_ranks && options.internode.lanes == 0; ++rank) {
-    if (wire.keeps_to_path(rank)) options.internode.lanes = most_internode_lanes(options.internode);
+  InternodeOptions& internode = options.internode;
+  // An Ethernet sends each lane along one path.
+  for (int rank = 0; rank < num_ranks && internode.lanes == 0; ++rank) {
+    if (wire.keeps_to_path(rank)) internode.lanes = kMostInternodeLanes;
   }
-  if (options.internode.lanes == 0) options.internode.lanes = 1;
+  const int most = internode.num_qps_per_rank == 0 ? kMostInternodeLanes : internode.num_qps_per_rank;
+  internode.lanes =
+      std::min(std::max(internode.lanes, 1), static_cast<int>(std::bit_floor(static_cast<unsigned>(most))));
   if (options.low_latency.bytes == 0 || options.low_latency.lanes != 0) return;
   // As many as the rank wants that wants most.
   NodeMembership of = nodes;

@@ -52,7 +52,7 @@ struct BufferPlan {
 
   /// `options`: as all ranks agree on them. InvalidArgument where they leave too little room.
   static BufferPlan make(const BufferOptions& options, const NodeMembership& nodes);
-  /// Sets the lanes that the options leave open.
+  /// Sets the lanes that the options leave open, and bounds those of normal mode by num_qps_per_rank.
   void choose_lanes(const rdma::AgreedWire& wire);
 
   /// Places in connections().

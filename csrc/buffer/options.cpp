@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <span>
@@ -64,6 +63,7 @@ auto numbers_of(const BufferOptions& options) {
       number("low_latency.rails", low_latency.rails),
       number("low_latency.lanes", low_latency.lanes),
       number("internode.lanes", internode.lanes),
+      number("internode.num_qps_per_rank", internode.num_qps_per_rank),
       number("internode.heap_bytes", internode.heap_bytes),
       number("internode.window_bytes", internode.window_bytes),
       number("ranks_per_node", options.ranks_per_node),
@@ -78,13 +78,6 @@ struct Facts {
 };
 
 }  // namespace
-
-int most_internode_lanes(const InternodeOptions& options) {
-  const int bound = options.num_qps_per_rank;
-  check_range("internode.num_qps_per_rank", bound, 0, INT32_MAX);
-  if (bound == 0) return kMostInternodeLanes;
-  return std::min(kMostInternodeLanes, static_cast<int>(std::bit_floor(static_cast<unsigned>(bound))));
-}
 
 BufferOptions with_environment(BufferOptions options, int num_ranks) {
   options.timeout_s = timeout_in_effect(options.timeout_s);
@@ -104,8 +97,8 @@ BufferOptions with_environment(BufferOptions options, int num_ranks) {
   check_range("max_local_experts", options.max_local_experts, 1, 1 << 16);
   options.ranks_per_node = asked_for_ranks_per_node(options.ranks_per_node, num_ranks);
 
-  internode.lanes =
-      std::min(lanes_of("internode", internode.lanes, "DEEP_EP_INTERNODE_LANES"), most_internode_lanes(internode));
+  internode.lanes = lanes_of("internode", internode.lanes, "DEEP_EP_INTERNODE_LANES");
+  check_range("internode.num_qps_per_rank", internode.num_qps_per_rank, 0, INT32_MAX);
 
   LowLatencyOptions& low_latency = options.low_latency;
   if (low_latency.bytes == 0) {

@@ -31,10 +31,6 @@ AgreedOptions agree_on_options(Bootstrap& bootstrap, const BufferOptions& option
 /// where that is auto.
 BufferOptions with_environment(BufferOptions options, int num_ranks);
 
-/// As many as num_qps_per_rank allows: where auto lanes and a rank's NIC is on an Ethernet, which sends each lane along
-/// one path. Else auto is one.
-int most_internode_lanes(const InternodeOptions& options);
-
 /// The policy of a rank with `mine`, where all ranks have said what they run on. Kernels of ranks that share a GPU wait
 /// for each other too, so all their blocks must run side by side: each rank has an equal part of its multiprocessors at
 /// most, whatever its context has: with CUDA MPS and no percentage set, every context has all of them. An eighth is

@@ -51,7 +51,7 @@ struct InternodeOptions {
   /// ranks: 1, 2 or 4. A lane is a queue pair. More lanes use more paths of an Ethernet network. 0:
   /// DEEP_EP_INTERNODE_LANES decides; its default is 4 on Ethernet, else 1.
   int lanes = 0;
-  /// The most lanes; 0: no bound.
+  /// The most lanes, equal on all ranks; 0: no bound.
   int num_qps_per_rank = 0;
   /// With several nodes these two replace BufferOptions::heap_bytes and window_bytes, unless this one is 0. Equal on
   /// all ranks.
@@ -59,8 +59,8 @@ struct InternodeOptions {
   std::size_t window_bytes = 0;  ///< see heap_bytes
 };
 
-/// The options of a Buffer. All fields but timeout_s (without masking), comm_stream, num_qps_per_rank and
-/// result_tensors must be equal on all ranks.
+/// The options of a Buffer. All fields but timeout_s (without masking), comm_stream and result_tensors must be equal on
+/// all ranks.
 struct BufferOptions {
   /// Symmetric memory of each rank, equal on all ranks, for received tensors and the window. Rows that do not fit come
   /// through the window: more slowly, with the same results. See Buffer::heap_bytes_hint. Signals take memory besides.

@@ -72,6 +72,10 @@ TEST_P(OptionsTest, RanksMustAgree) {
     const std::size_t bytes = (rank.rank() == 0 ? std::size_t{16} : std::size_t{17}) << 20;
     require_throws<RankMismatch>([&] { rank.own_buffer({.heap_bytes = bytes}); },
                                  {"heap_bytes is", "on rank 0", "on rank 1"}, "other heaps");
+    // So that all have as many lanes where these are left open.
+    const InternodeOptions lanes{.num_qps_per_rank = rank.rank() + 2};
+    require_throws<RankMismatch>([&] { rank.own_buffer({.internode = lanes}); }, {"internode.num_qps_per_rank is"},
+                                 "other bounds of lanes");
     // Without masking each waits as it likes.
     BufferOptions options{.timeout_s = rank.rank() + 30.5};
     rank.own_buffer(options).destroy();

@@ -67,5 +67,27 @@ TEST(BufferPlan, LanesThatAreLeftOpenFollowFromTheNics) {
   EXPECT_EQ(lanes(rdma::WireKind::local, 32), std::pair(1, 1));
 }
 
+TEST(BufferPlan, LanesAreBoundedByNumQpsPerRank) {
+  const auto lanes = [](int asked, int num_qps_per_rank, bool on_ethernet = false) {
+    BufferPlan plan = plan_of(4);
+    plan.options.internode.lanes = asked;
+    plan.options.internode.num_qps_per_rank = num_qps_per_rank;
+    rdma::AgreedWire wire;
+    wire.kind = rdma::WireKind::verbs;
+    wire.ranks.resize(32);
+    wire.ranks.front().keeps_to_path = on_ethernet;
+    plan.choose_lanes(wire);
+    return plan.options.internode.lanes;
+  };
+  EXPECT_EQ(lanes(1, 0), 1);
+  EXPECT_EQ(lanes(1, 24), 1);
+  EXPECT_EQ(lanes(4, 0), 4);
+  EXPECT_EQ(lanes(4, 24), 4);
+  EXPECT_EQ(lanes(4, 3), 2);
+  EXPECT_EQ(lanes(4, 1), 1);
+  EXPECT_EQ(lanes(0, 3, true), 2);
+  EXPECT_EQ(lanes(0, INT32_MAX, true), kMostInternodeLanes);
+}
+
 }  // namespace
 }  // namespace deep_ep::test

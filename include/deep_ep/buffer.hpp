@@ -146,10 +146,6 @@ class Buffer {
   /// Collective: adds each token's weighted rows. No host wait; may be recorded into a CUDA graph.
   LowLatencyCombineResult low_latency_combine(const LowLatencyCombineArguments& arguments,
                                               const CallOptions& call = {});
-  /// Memory for the experts' output: bfloat16, shaped like the handle's recv_x. It saves an allocation; combine takes
-  /// any tensor. All calls share it, so combine must have read it, in stream order, before the next write. It grows
-  /// with the largest handle and lives as long as the buffer.
-  TensorView low_latency_combine_buffer(const LowLatencyHandle& handle);
   /// Collective: a barrier of the ranks that are not masked, on `stream`. No host wait. It zeroes low_latency_memory
   /// first if the program has asked for that; nothing else needs cleaning.
   void low_latency_clean(StreamHandle stream = nullptr);

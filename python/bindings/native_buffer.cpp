@@ -72,54 +72,47 @@ CallOptions read_order(ArgumentReader& read, bool elastic = false) {
 /// keeps the whole handle, which is found again by the memory's address.
 class LowLatencyHandles {
  public:
-  struct Kept {
-    LowLatencyHandle handle;
-    std::optional<TensorView> combine_buffer;  ///< that the program got for the handle last
-  };
-
   py::tuple hand_out(LowLatencyHandle handle) {
-    const auto kept = std::make_shared<Kept>(Kept{std::move(handle), {}});
-    const LowLatencyHandle& dispatched = kept->handle;
-    const Tensor& src_info = dispatched.src_info;
+    const auto kept = std::make_shared<const LowLatencyHandle>(std::move(handle));
+    const Tensor& src_info = kept->src_info;
     by_address_.insert_or_assign(src_info.data(), kept);
     if (by_address_.size() > tidy_at_) {
       std::erase_if(by_address_, [](const auto& entry) { return entry.second.expired(); });
       tidy_at_ = std::max<std::size_t>(64, 2 * by_address_.size());
     }
     const Tensor keeper(src_info.view(), std::shared_ptr<Tensor::Storage>(kept, src_info.storage().get()));
-    return py::make_tuple(bindings::hand_out(keeper), bindings::hand_out(dispatched.layout_range),
-                          dispatched.max_tokens, dispatched.hidden, dispatched.num_experts);
+    return py::make_tuple(bindings::hand_out(keeper), bindings::hand_out(kept->layout_range), kept->max_tokens,
+                          kept->hidden, kept->num_experts);
   }
 
-  /// The library's handle behind the tuple `handle`, as it is kept and with the tuple's hidden size. InvalidArgument
-  /// for a tuple that was not made of elements of hand_out(), or has a copy of src_info.
-  std::pair<std::shared_ptr<Kept>, LowLatencyHandle> find(const py::tuple& handle) const {
+  /// The library's handle behind the tuple `handle`. InvalidArgument for a tuple that was not made of elements of
+  /// hand_out(), or has a copy of src_info.
+  std::shared_ptr<const LowLatencyHandle> find(const py::tuple& handle) const {
     check_length(handle, 5, "low_latency_dispatch");
     ArgumentReader read(handle);
     const auto src_info = read.get<TensorView>("handle[0]");
     read.get<py::object>("handle[1]");  // layout_range
     const auto entry = by_address_.find(src_info.data);
-    std::shared_ptr<Kept> kept = entry == by_address_.end() ? nullptr : entry->second.lock();
+    const auto kept = entry == by_address_.end() ? nullptr : entry->second.lock();
     if (!kept) {
       throw InvalidArgument(
           fmt::format("handle[0] is {}, but not the tensor that this buffer's low_latency_dispatch "
                       "returned (a copy does not do: combine needs what lies behind it)",
                       src_info.describe()));
     }
-    LowLatencyHandle result = kept->handle;
     const auto require_same = [&](const char* name, std::int64_t dispatched) {
       const auto given = read.get<std::int64_t>(name);
       if (given == dispatched) return;
       throw InvalidArgument(fmt::format("{} is {}, but the dispatch had {}", name, given, dispatched));
     };
-    require_same("handle[2]", result.max_tokens);
-    read("handle[3]", result.hidden);
-    require_same("handle[4]", result.num_experts);
-    return {std::move(kept), std::move(result)};
+    require_same("handle[2]", kept->max_tokens);
+    read.get<std::int64_t>("handle[3]");  // the rows of combine may have another size
+    require_same("handle[4]", kept->num_experts);
+    return kept;
   }
 
  private:
-  std::unordered_map<const void*, std::weak_ptr<Kept>> by_address_;
+  std::unordered_map<const void*, std::weak_ptr<const LowLatencyHandle>> by_address_;
   std::size_t tidy_at_ = 64;  ///< at so many entries, those of dead handles are removed
 };
 
@@ -440,8 +433,6 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
     read("topk_idx", arguments.topk_idx);
     read("topk_weights", arguments.topk_weights);
     const auto handle = read.get<py::tuple>("handle");
-    const bool use_logfmt = read.get<bool>("use_logfmt");  // it has no effect otherwise
-    const bool zero_copy = read.get<bool>("zero_copy");
     const auto out = read.get<py::object>("out");
     read("combine_wait_recv_cost_stats", arguments.wait_recv_cost_stats);
     read("async_finish", options.async_finish);
@@ -454,22 +445,8 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
       of("expected", arguments.overlap->expected);
       of("num_sms", arguments.overlap->num_sms);
     }
-    const auto [kept, dispatched] = handles_.find(handle);
-    arguments.handle = &dispatched;
-    if (zero_copy) {
-      if (use_logfmt) {
-        throw InvalidArgument("zero_copy and use_logfmt are both true, allowed: at most one of them");
-      }
-      // A larger buffer may have taken its place since.
-      const std::optional<TensorView>& lent = kept->combine_buffer;
-      const bool fits = lent && lent->size(2) == dispatched.hidden;
-      const TensorView rows = fits ? *lent : alive().low_latency_combine_buffer(dispatched);
-      const ConstTensorView x = std::exchange(arguments.x, rows);
-      if (x.dims != rows.dims || x.dtype != rows.dtype || x.shape != rows.shape) {
-        throw InvalidArgument(fmt::format("x is {}, expected {}: with zero_copy it must look like the combine buffer",
-                                          x.describe(), rows.describe()));
-      }
-    }
+    const auto dispatched = handles_.find(handle);
+    arguments.handle = dispatched.get();
     if (arguments.return_recv_hook) arguments.owner = keep(read.given());  // for the part that waits for the hook
     if (!out.is_none()) arguments.out = view_of(out, "out");
     LowLatencyCombineResult result = run(options, arguments, &Buffer::low_latency_combine);
@@ -478,13 +455,6 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
                           hook_object(std::move(result.hook)));
   }
 
-  /// A tensor over the memory that combine reads with zero_copy.
-  py::object low_latency_combine_buffer(ArgumentReader& read) {
-    const auto [kept, dispatched] = handles_.find(read.get<py::tuple>("handle"));
-    const TensorView rows = alive().low_latency_combine_buffer(dispatched);
-    kept->combine_buffer = rows;
-    return hand_out(Tensor::borrow(rows));  // its memory ends with the buffer
-  }
   void low_latency_query_mask(py::handle mask_status) {
     const TensorView status = view_of(mask_status, "mask_status");
     run({}, [&](Buffer& buffer, const CallOptions& options) {
@@ -673,7 +643,6 @@ void define_buffer(py::module_& module) {
 
   define_call(buffer, "low_latency_dispatch", &NativeBuffer::low_latency_dispatch);
   define_call(buffer, "low_latency_combine", &NativeBuffer::low_latency_combine);
-  define_call(buffer, "low_latency_combine_buffer", &NativeBuffer::low_latency_combine_buffer);
   buffer.def("low_latency_memory", &NativeBuffer::lent<&Buffer::low_latency_memory>);
   define<&Buffer::low_latency_clean>(buffer, "low_latency_clean");
   define<&Buffer::low_latency_update_mask, int, bool>(buffer, "low_latency_update_mask");

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Callable, Optional, Sequence, Set, Tuple, Union
 
 import torch
@@ -130,6 +131,7 @@ class Buffer(NativeOwner):
         self.low_latency_mode: bool = low_latency_mode
         self.explicitly_destroy: bool = explicitly_destroy
         self.enable_shrink: bool = enable_shrink
+        self._combine_rows: Optional[torch.Tensor] = None  # memory of combine buffers, of the largest
 
         memory = max(num_nvl_bytes, _SMALLEST_HEAP)
         self._make(
@@ -530,13 +532,19 @@ class Buffer(NativeOwner):
             elif src_signals is not None:
                 signals, expected = src_signals.view(torch.int32), integer("src_signal_expect_value", src_signal_expect_value, 1)
             overlapping = signals, rows, expected, sms
+        if zero_copy:
+            if use_logfmt:
+                raise InvalidArgument("zero_copy and use_logfmt are both true, allowed: at most one of them")
+            lent = getattr(handle[0], "combine_buffer", x)
+            if (x.shape, x.dtype) != (lent.shape, lent.dtype):
+                came, wanted = (f"{one.dtype} {list(one.shape)}" for one in (x, lent))
+                raise InvalidArgument(f"x is {came}, expected {wanted}: with zero_copy it must look like the combine buffer")
+            x = lent
         combined_x, event, hook = self._native.low_latency_combine(
             x,
             topk_idx,
             topk_weights,
             handle,
-            use_logfmt,
-            zero_copy,
             out,
             combine_wait_recv_cost_stats,
             async_finish,
@@ -548,8 +556,17 @@ class Buffer(NativeOwner):
 
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> torch.Tensor:
         """The tensor ``[L, R * M, H]`` bfloat16, contiguous, whose rows a combine with ``zero_copy=True`` sends. Fill
-        it between dispatch and combine, on the combine's stream. Its memory ends with the buffer."""
-        return self._native.low_latency_combine_buffer(handle)
+        it between dispatch and combine, on the combine's stream. All handles share its memory, which grows with them."""
+        if not isinstance(handle, tuple):
+            raise TypeError(f"handle is of type {type_name(handle)}, expected the tuple that low_latency_dispatch returned")
+        src_info, _, tokens, hidden, experts = handle
+        shape = experts // self.group_size, self.group_size * tokens, hidden
+        size = math.prod(shape)
+        if self._combine_rows is None or self._combine_rows.numel() < size:
+            with torch.inference_mode(False):
+                self._combine_rows = src_info.new_empty(size, dtype=torch.bfloat16)
+        src_info.combine_buffer = self._combine_rows[:size].view(shape)
+        return src_info.combine_buffer
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
         """Collective: waits, on the current stream, for all ranks that are not masked. Kept for programs that call it:

@@ -38,7 +38,7 @@ TEST_P(RailsOnlyTest, LowLatencyCallsWithHooksAndWithout) {
       const auto sent = buffer.low_latency_dispatch(with_hook(upload_arguments(rank, one.before)), rank.call());
       check_low_latency_dispatch(rank, one.before, received(sent));
       const auto dispatched = dispatch_and_check(rank, buffer, one.before);
-      combine_both_ways(rank, buffer, one, at_once, dispatched.handle);
+      combine_twice(rank, buffer, one, at_once, dispatched.handle);
       const auto combine = with_hook(upload_combine(rank, one, dispatched.handle));
       const Tensor combined = received(buffer.low_latency_combine(combine, rank.call())).combined_x;
       check_low_latency_combine(rank, one, direct, combined.view());

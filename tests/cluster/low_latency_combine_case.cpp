@@ -81,11 +81,15 @@ LowLatencyCombineArguments upload_combine(Rank& rank, const LowLatencyCombineCas
   return arguments;
 }
 
-LowLatencyCombineArguments combine_in_place(Rank& rank, Buffer& buffer, const LowLatencyHandle& handle,
-                                            const ConstTensorView& topk_idx, float weight) {
+LowLatencyCombineArguments combine_anything(Rank& rank, const LowLatencyHandle& handle, const ConstTensorView& topk_idx,
+                                            float weight) {
   LowLatencyCombineArguments arguments;
   arguments.handle = &handle;
-  arguments.x = buffer.low_latency_combine_buffer(handle);
+  arguments.x = TensorView::contiguous(
+      nullptr, DType::bfloat16,
+      {handle.num_experts / rank.size(), std::int64_t{rank.size()} * handle.max_tokens, handle.hidden},
+      rank.executor()->device());
+  arguments.x.data = rank.allocate(arguments.x.bytes());
   arguments.topk_idx = topk_idx;
   const std::vector<float> weights(index(topk_idx.elements()), weight);
   arguments.topk_weights = rank.upload(weights, DType::float32, {topk_idx.shape[0], topk_idx.shape[1]});

@@ -32,9 +32,9 @@ LowLatencyHandle dispatch_low_latency(Rank& rank, Buffer& buffer, const LowLaten
                                       bool weights = false);
 /// Uploads what the rank hands to combine.
 LowLatencyCombineArguments upload_combine(Rank& rank, const LowLatencyCombineCase& one, const LowLatencyHandle& handle);
-/// The arguments of a combine of what lies in its own memory, all with one weight, for these selections.
-LowLatencyCombineArguments combine_in_place(Rank& rank, Buffer& buffer, const LowLatencyHandle& handle,
-                                            const ConstTensorView& topk_idx, float weight);
+/// The arguments of a combine of rows of any contents, all with one weight, for these selections.
+LowLatencyCombineArguments combine_anything(Rank& rank, const LowLatencyHandle& handle, const ConstTensorView& topk_idx,
+                                            float weight);
 /// Other selections than those of the dispatch: all weights others, and about so many gone.
 void change_selections(LowLatencyCombineCase& one, double gone, std::uint64_t seed);
 /// Compares bit by bit, and with the exact sums.

@@ -19,9 +19,9 @@ using Combined = std::vector<oracle::Combined>;
 /// Enough memory for cases of at most so many tokens and channels.
 BufferOptions rail_options(const Nodes& nodes, std::int64_t max_tokens, std::int64_t hidden, double timeout_s = 0);
 
-/// A combine that receives at once, from uploaded rows and from combine's own memory; both must be `expected`.
-void combine_both_ways(Rank& rank, Buffer& buffer, const LowLatencyCombineCase& one, const Combined& expected,
-                       const LowLatencyHandle& handle, int num_sms = 0);
+/// Two combines that receive at once; both must be `expected`.
+void combine_twice(Rank& rank, Buffer& buffer, const LowLatencyCombineCase& one, const Combined& expected,
+                   const LowLatencyHandle& handle, int num_sms = 0);
 
 /// A dispatch and two combines of each case after the other on one buffer; `sms` in turn. Where nodes have rails
 /// (of 0 ranks: none), a third one with a hook, which goes directly.

@@ -33,9 +33,8 @@ def test_zero_copy(group):
     rows.fill_(1e30)
     assert torch.equal(combine(buffer, case, look_alike, small, zero_copy=True)[0], wanted), "the handle's last tensor"
     refused(
-        (ValueError, "^x .* must look like", lambda: combine(buffer, case, look_alike, (*small[:3], *larger[3:]), zero_copy=True)),
         (ValueError, "zero_copy", lambda: combine(buffer, case, outputs[rank], small, zero_copy=True, use_logfmt=True)),
-        (ValueError, "^x ", lambda: combine(buffer, case, outputs[rank][:, 1:], small, zero_copy=True)),
+        (ValueError, "^x .* must look like", lambda: combine(buffer, case, outputs[rank][:, 1:], small, zero_copy=True)),
     )
 
 

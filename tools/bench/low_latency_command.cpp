@@ -49,8 +49,7 @@ struct LowLatencyBenchOptions : BenchOptions {
 };
 
 /// One rank's part in the measurements for one number of tokens. Operations are "dispatch", "combine" and
-/// "dispatch+combine"; parts "whole", "send", "receive" and "graph"; modes of combine "plain" and "zero copy".
-/// Rates are those of the time back to back.
+/// "dispatch+combine"; parts "whole", "send", "receive" and "graph". Rates are those of the time back to back.
 class LowLatencyMeasurer {
  public:
   LowLatencyMeasurer(const LowLatencyBenchOptions& options, const RankTask& task, const Figure& common, Report& report)
@@ -79,7 +78,7 @@ class LowLatencyMeasurer {
     dispatch("fp8", RowFormat::fp8, true);
     dispatch("bf16", RowFormat::bf16, true);
     dispatch("nvfp4", RowFormat::nvfp4);
-    for (const bool zero_copy : {false, true}) measure_combine(zero_copy);
+    measure_combine();
     measure_both();
     rank_.destroy();
   }
@@ -98,11 +97,11 @@ class LowLatencyMeasurer {
                  [&] { rank_.check_dispatched(format, result); });
   }
 
-  void measure_combine(bool zero_copy) {
+  void measure_combine() {
     LowLatencyCombineResult result;
-    const auto call = [&](bool hook) { result = rank_.combine(zero_copy, hook); };
-    measure_call(figure_of(common_, shape_, "combine", "bf16", zero_copy ? "zero copy" : "plain"), combine_bytes(),
-                 result, call, [&] { rank_.check_combined(result); });
+    const auto call = [&](bool hook) { result = rank_.combine(hook); };
+    measure_call(figure_of(common_, shape_, "combine", "bf16", "plain"), combine_bytes(), result, call,
+                 [&] { rank_.check_combined(result); });
   }
 
   /// The figure that upstream's test calls "Dispatch + combine bandwidth".
@@ -113,7 +112,7 @@ class LowLatencyMeasurer {
     const Bytes combine = combine_bytes();
     const auto call = [&] {
       dispatched = rank_.dispatch(RowFormat::fp8);
-      combined = rank_.combine(false);
+      combined = rank_.combine();
     };
     measure_whole(figure_of(common_, shape_, "dispatch+combine", "fp8", "-"),
                   {dispatch.selected + combine.selected, dispatch.wire + combine.wire}, call, [] {});

@@ -49,9 +49,9 @@ LowLatencyDispatchResult LowLatencyRank::dispatch(oracle::RowFormat format, bool
   return buffer_.low_latency_dispatch(arguments, {.stream = stream_});
 }
 
-LowLatencyCombineResult LowLatencyRank::combine(bool zero_copy, bool hook) {
+LowLatencyCombineResult LowLatencyRank::combine(bool hook) {
   LowLatencyCombineArguments arguments;
-  arguments.x = zero_copy ? buffer_.low_latency_combine_buffer(handle_) : rows_.value().view();
+  arguments.x = rows_.value().view();
   arguments.topk_idx = selection_.view();
   arguments.topk_weights = weights_.view();
   arguments.handle = &handle_;
@@ -67,7 +67,6 @@ void LowLatencyRank::receive_for_combine() {
     rows_.emplace(executor_, rows.dtype, std::initializer_list<std::int64_t>{rows.size(0), rows.size(1), rows.size(2)});
   }
   executor_.copy(rows_->view().data, rows.data, rows.bytes(), stream_);
-  executor_.copy(buffer_.low_latency_combine_buffer(handle_).data, rows.data, rows.bytes(), stream_);
   executor_.synchronize(stream_);
 }
 
@@ -76,8 +75,6 @@ void LowLatencyRank::spoil() {
   executor_.fill(x_.view().data, kOther, x_.view().bytes(), stream_);
   if (!rows_) return;
   executor_.fill(rows_->view().data, kOther, rows_->view().bytes(), stream_);
-  const TensorView zero_copy = buffer_.low_latency_combine_buffer(handle_);
-  executor_.fill(zero_copy.data, kOther, zero_copy.bytes(), stream_);
 }
 
 void LowLatencyRank::restore() {

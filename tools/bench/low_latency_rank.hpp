@@ -23,8 +23,7 @@ class LowLatencyRank {
   LowLatencyDispatchResult dispatch(oracle::RowFormat format, bool hook = false);
   /// With identity experts: sums of a token's own row, with weights of 1, so that sums of small whole numbers are
   /// exact.
-  /// `zero_copy`: the rows are in the buffer's memory for them.
-  LowLatencyCombineResult combine(bool zero_copy, bool hook = false);
+  LowLatencyCombineResult combine(bool hook = false);
   /// Prepares what combine needs: rows where the experts' output would be.
   void receive_for_combine();
 

@@ -97,7 +97,7 @@ void run_cases(const RankTask& task, SelftestStage& stage) {
       });
     }
     run_case(fmt::format("Low-latency combine, {} hook", kind), [&] {
-      const LowLatencyCombineResult result = low_latency.combine(false, hook);
+      const LowLatencyCombineResult result = low_latency.combine(hook);
       finish(result, hook);
       low_latency.check_combined(result);
     });

@@ -1,8 +1,7 @@
-// low_latency_combine, and the memory that experts may write its input to.
+// low_latency_combine: what it does on this rank, launch.
 #include <algorithm>
 
 #include "csrc/buffer/checks.hpp"
-#include "csrc/buffer/defaults.hpp"
 #include "csrc/buffer/low_latency/low_latency.hpp"
 #include "csrc/support/format.hpp"
 #include "kernels/low_latency/combine/shared.hpp"
@@ -95,11 +94,6 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyCombinePlan& pla
   return part;
 }
 
-/// Room of recv_x for each local expert.
-std::int64_t expert_rows(const LowLatencyHandle& handle, const LowLatencySetup& setup) {
-  return std::int64_t{handle.max_tokens} * setup.common.num_ranks;
-}
-
 void check_handle(const LowLatencyHandle& handle, const LowLatencySetup& setup) {
   const int num_ranks = setup.common.num_ranks;
   if (!handle.row_table.defined()) {
@@ -124,7 +118,8 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
   check_handle(handle, setup);
   const ConstTensorView &x = arguments.x, &idx = arguments.topk_idx;
   check_tensor("x", x, device, {DType::bfloat16},
-               {handle.num_experts / setup.common.num_ranks, expert_rows(handle, setup), kAnySize});
+               {handle.num_experts / setup.common.num_ranks, std::int64_t{handle.max_tokens} * setup.common.num_ranks,
+                kAnySize});
   check_tensor("topk_idx", idx, device, {DType::int32, DType::int64}, {kAnySize, handle.num_topk});
   if (idx.size(0) != handle.num_tokens) {
     fail<InvalidArgument>("topk_idx has {} rows, but the handle's dispatch sent {} tokens", idx.size(0),
@@ -182,22 +177,6 @@ LowLatencyCombineResult Buffer::low_latency_combine(const LowLatencyCombineArgum
   plan.params.combined_x = result.combined_x.as<std::byte>();
   mode.launch(LowLatencyKind::combine, plan, scope, call.stream, result, arguments.handle->row_table, arguments.owner);
   return result;
-}
-
-TensorView Buffer::low_latency_combine_buffer(const LowLatencyHandle& handle) {
-  const BufferCall in(runtime_, "low_latency_combine_buffer");
-  LowLatency& mode = in.low_latency();
-  check_handle(handle, mode.setup_);
-  TensorView view =
-      unplaced(mode.setup_.device, DType::bfloat16,
-               {handle.num_experts / mode.setup_.common.num_ranks, expert_rows(handle, mode.setup_), handle.hidden});
-  if (view.bytes() > mode.combine_buffer_bytes_) {
-    in->executor()->make_current();
-    mode.combine_buffers_.push_back(device_memory<std::byte>(in->executor(), view.bytes()));
-    mode.combine_buffer_bytes_ = view.bytes();
-  }
-  view.data = mode.combine_buffers_.empty() ? nullptr : mode.combine_buffers_.back().get();
-  return view;
 }
 
 }  // namespace deep_ep

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "csrc/buffer/checks.hpp"
-#include "csrc/buffer/defaults.hpp"
 #include "csrc/buffer/low_latency/low_latency.hpp"
 #include "csrc/support/format.hpp"
 #include "kernels/low_latency/dispatch/send.hpp"

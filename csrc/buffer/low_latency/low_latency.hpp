@@ -9,7 +9,6 @@
 #include <string>
 #include <tuple>
 #include <utility>
-#include <vector>
 
 #include "csrc/buffer/low_latency/plan.hpp"
 #include "csrc/buffer/runtime.hpp"
@@ -97,9 +96,6 @@ class LowLatency : public std::enable_shared_from_this<LowLatency> {
   std::size_t logged_ = 0;  ///< verdicts
   std::array<WaitingParts, kLowLatencyKinds> waiting_ = {
       {{.call = "low_latency_dispatch"}, {.call = "low_latency_combine"}}};
-  /// Device memory; the last is the largest. Those before stay: views and recorded graphs may still name them.
-  std::vector<std::shared_ptr<std::byte>> combine_buffers_;
-  std::size_t combine_buffer_bytes_ = 0;
 };
 
 }  // namespace deep_ep

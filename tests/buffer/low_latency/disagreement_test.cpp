@@ -111,7 +111,7 @@ TEST_P(LowLatencyDisagreementTest, OnHooksOfCombineWhereRowsLieAtTheSamePlaces) 
                         LowLatencyDispatchArguments dispatch = upload_arguments(rank, one);
                         dispatch.topk_idx = rank.upload(std::vector<std::int64_t>(4, 0), DType::int64, {4, 1});
                         const LowLatencyDispatchResult dispatched = buffer.low_latency_dispatch(dispatch, rank.call());
-                        const auto combine = combine_in_place(rank, buffer, dispatched.handle, dispatch.topk_idx, 2);
+                        const auto combine = combine_anything(rank, dispatched.handle, dispatch.topk_idx, 2);
                         received(buffer.low_latency_combine(with_hook(combine, !odd), rank.call()));
                       });
 }
@@ -144,7 +144,7 @@ void combine_own_choice(Rank& rank, Buffer& buffer, const std::function<void(std
   const LowLatencyDispatchResult dispatched = buffer.low_latency_dispatch(dispatch, rank.call());
   change(experts);
   const TensorView selected = rank.upload(experts, DType::int64, {4, 3});
-  const auto combine = with_hook(combine_in_place(rank, buffer, dispatched.handle, selected, 1), hooks);
+  const auto combine = with_hook(combine_anything(rank, dispatched.handle, selected, 1), hooks);
   for (int i = 0; i < times; ++i) {
     received(buffer.low_latency_combine(combine, rank.call()));
     buffer.check();
@@ -210,7 +210,7 @@ TEST_P(LowLatencyDisagreementTest, OnRoomForRowsOfAnExpert) {
         require_throws<OutOfMemory>([&] { buffer.check(); }, {"expert 0", "rank 0", "the 4 rows", "destroy"}, "rows");
         require_throws<OutOfMemory>([&] { buffer.check(); }, {"expert 0"}, "the buffer is broken");
       } else {
-        const auto combine = combine_in_place(rank, buffer, dispatched.handle, dispatch.topk_idx, 1);
+        const auto combine = combine_anything(rank, dispatched.handle, dispatch.topk_idx, 1);
         const auto call = [&] {
           received(buffer.low_latency_combine(with_hook(combine, hooks), rank.call()));
           buffer.check();

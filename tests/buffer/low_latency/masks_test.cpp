@@ -174,7 +174,7 @@ TEST_P(LowLatencyLostRanksTest, ARankThatTheProgramMasksAccusesNobody) {
     if (rank.rank() != 3) buffer.low_latency_update_mask(3, true, rank.call().stream);
     rank.bootstrap()->barrier();
     if (rank.rank() == 3) {
-      buffer.low_latency_combine(combine_in_place(rank, buffer, handle, dispatch.topk_idx, 3), rank.call());
+      buffer.low_latency_combine(combine_anything(rank, handle, dispatch.topk_idx, 3), rank.call());
       require_throws<TimeoutError>([&] { buffer.check(); },
                                    {"rank 3 waited", "low-latency combine", "signal at an earlier call, expected 1)"},
                                    "after eight time-outs");

@@ -32,7 +32,7 @@ TEST(LowLatencyRailScheduleTest, EverySeedGivesTheSame) {
         const auto b = buffer.low_latency_dispatch(with_hook(upload_arguments(rank, other)), rank.call());
         const LowLatencyCombineArguments arguments = upload_combine(rank, one, a.handle);
         const auto later = buffer.low_latency_combine(with_hook(arguments), rank.call());
-        combine_both_ways(rank, buffer, one, by_rails, a.handle);
+        combine_twice(rank, buffer, one, by_rails, a.handle);
         b.hook();
         check_low_latency_dispatch(rank, other, b);
         check_low_latency_combine(rank, one, direct, later.combined_x.view());

@@ -82,8 +82,8 @@ TEST_P(LowLatencyRailsTest, AutomaticIsByRailsWhereTheyPay) {
     BufferOptions options = rail_options(nodes, roomy.max_tokens, shape.hidden);
     options.timeout_s = patience();
     Buffer buffer(rank.bootstrap(), rank.executor(), options);  // Rank::buffer would ask for rails
-    combine_both_ways(rank, buffer, few, direct, dispatch_low_latency(rank, buffer, few));
-    combine_both_ways(rank, buffer, many, many.expected_by_rails(2), dispatch_low_latency(rank, buffer, many));
+    combine_twice(rank, buffer, few, direct, dispatch_low_latency(rank, buffer, few));
+    combine_twice(rank, buffer, many, many.expected_by_rails(2), dispatch_low_latency(rank, buffer, many));
     buffer.check();
     buffer.destroy();
   });
@@ -110,7 +110,7 @@ TEST_P(LowLatencyRailsTest, WhereTheyAreNotPossible) {
       Buffer& buffer = rank.buffer(options);
       require(buffer.describe().find(why) != std::string::npos, std::string(why) + " in: " + buffer.describe());
       const auto dispatched = dispatch_and_check(rank, buffer, one.before);
-      combine_both_ways(rank, buffer, one, one.expected(), dispatched.handle);
+      combine_twice(rank, buffer, one, one.expected(), dispatched.handle);
       buffer.check();
       buffer.destroy();
     }
@@ -128,7 +128,7 @@ TEST(LowLatencyRailsOfHosts, KernelsUseHeapsOfTheirOwnHostAlone) {
     const auto host = [&](int of) { return nodes.node_of(of); };
     Buffer buffer(rank.bootstrap(), std::make_shared<HostsExecutor>(rank.executor(), rank.rank(), host), options);
     const auto dispatched = dispatch_and_check(rank, buffer, one.before);
-    combine_both_ways(rank, buffer, one, one.expected_by_rails(2), dispatched.handle);
+    combine_twice(rank, buffer, one, one.expected_by_rails(2), dispatched.handle);
     buffer.destroy();
   });
 }

@@ -102,8 +102,8 @@ TEST_P(LowLatencyScratchTest, CleaningWaitsForSelectionsThatNobodyWaitsFor) {
     LowLatencyDispatchArguments dispatch = upload_arguments(rank, one);
     dispatch.topk_idx = rank.upload(std::vector<std::int64_t>(4, rank.rank()), DType::int64, {4, 1});
     const LowLatencyDispatchResult dispatched = buffer.low_latency_dispatch(dispatch, rank.call());
-    const LowLatencyCombineResult result = buffer.low_latency_combine(
-        combine_in_place(rank, buffer, dispatched.handle, dispatch.topk_idx, 1), rank.call());
+    const LowLatencyCombineResult result =
+        buffer.low_latency_combine(combine_anything(rank, dispatched.handle, dispatch.topk_idx, 1), rank.call());
     rank.executor()->synchronize(rank.stream());
     rank.bootstrap()->barrier();
     if (rank.rank() == 0) {

@@ -1,7 +1,6 @@
 #include "csrc/buffer/call_scope.hpp"
 
 #include <algorithm>
-#include <exception>
 #include <iterator>
 #include <utility>
 

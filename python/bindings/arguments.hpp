@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <pybind11/pybind11.h>
 
-#include <memory>
 #include <optional>
 #include <string>
 #include <type_traits>

@@ -1,10 +1,7 @@
 // low_latency_dispatch: what it does on this rank, room for what comes, launch.
 #include <algorithm>
-#include <array>
 #include <bit>
-#include <span>
 #include <utility>
-#include <vector>
 
 #include "csrc/buffer/checks.hpp"
 #include "csrc/buffer/low_latency/low_latency.hpp"

@@ -6,9 +6,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 #include <optional>
-#include <string>
 
 #include "csrc/buffer/buffer_plan.hpp"
 #include "csrc/buffer/call_scope.hpp"
@@ -18,7 +16,6 @@
 #include "csrc/support/format.hpp"
 #include "deep_ep/buffer.hpp"
 #include "kernels/low_latency/params.hpp"
-#include "kernels/normal/params.hpp"
 
 namespace deep_ep {
 

@@ -88,14 +88,13 @@ class LocalEnds final : public Ends, private Wire {
  private:
   std::string executor_failure() const override { return handler_->failure(); }
 
-  std::size_t post(std::size_t ring, std::span<const Operation> operations) override {
+  void post(std::size_t ring, std::span<const Operation> operations) override {
     for (const Operation& operation : operations) {
       if (failed_[ring]) continue;
       const Syndrome syndrome = execute(operation);
       failed_[ring] = syndrome != Syndrome::none;
       if (failed_[ring] || operation.signalled) completions_.push_back({ring, operation.index, syndrome, 0});
     }
-    return operations.size();
   }
 
   std::size_t poll(std::span<WireCompletion> completions) override {

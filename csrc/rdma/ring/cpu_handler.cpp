@@ -16,8 +16,6 @@ using device::rdma::CompletionEntry;
 
 namespace {
 
-constexpr std::size_t kMostAtOnce = 64;  ///< entries of a ring
-
 /// Only kernels may not write it.
 CompletionEntry& completion_of(const RdmaQueuePair& pair) { return const_cast<CompletionEntry&>(*pair.completion); }
 
@@ -56,7 +54,7 @@ bool CpuHandler::step() {
 
 bool CpuHandler::take_entries(std::size_t place) {
   Ring& ring = rings_[place];
-  const std::uint64_t end = ring.ended ? ring.taken : ring.rung();
+  const std::uint64_t end = ring.failed || !ring.refusal.empty() ? ring.taken : ring.rung();
   if (end == ring.taken) return false;
   if (end - ring.completed > ring.pair.depth) {
     fail_ring(ring, {.index = ring.taken,
@@ -64,33 +62,29 @@ bool CpuHandler::take_entries(std::size_t place) {
                                            ring.completed + ring.pair.depth)});
     return true;
   }
-  const std::size_t most = std::min(kMostAtOnce, wire_.depth() - (ring.taken - ring.completed));
+  const std::size_t most = std::min(Wire::kMostAtOnce, wire_.depth() - (ring.taken - ring.completed));
   if (most == 0) return false;
   operations_.clear();
-  bool valid = true;
-  for (std::uint64_t index = ring.taken; valid && index != end && operations_.size() < most; ++index) {
-    Operation& operation = operations_.emplace_back(ring.decode(index));
-    valid = operation.valid;
-    if (valid) continue;
+  for (; ring.refusal.empty() && ring.taken != end && operations_.size() < most; ++ring.taken) {
+    Operation& entry = operations_.emplace_back(ring.decode(ring.taken));
+    if (entry.valid) continue;
+    ring.refusal = fmt::format(
+        "this library writes no such entry there: number {} of queue pair {:#x}, opcode {:#04x}, modifier {}, {} "
+        "segments, data of {} bytes",
+        entry.counter, entry.queue_pair, entry.opcode, entry.modifier, entry.segments, entry.length);
     // A write of nothing in its place completes behind the entries before it, and is then the failure.
-    operation = {
-        .index = index, .opcode = device::rdma::kOpcodeWrite, .queue_pair = ring.pair.number, .signalled = true};
+    entry = {
+        .index = ring.taken, .opcode = device::rdma::kOpcodeWrite, .queue_pair = ring.pair.number, .signalled = true};
   }
-  // Entries that a full queue does not take stay in the ring, and hold up no other.
-  const std::size_t taken = wire_.post(place, operations_);
-  ring.taken += taken;
-  ring.ended = !valid && taken == operations_.size();
-  return taken != 0;
+  wire_.post(place, operations_);
+  return true;
 }
 
 bool CpuHandler::complete() {
   std::array<WireCompletion, 64> completions;
   const std::size_t count = wire_.poll(completions);
   for (const WireCompletion& completion : std::span(completions).first(count)) {
-    if (completion.ring >= rings_.size()) {
-      fail<SystemError>("a completion is of ring {}, allowed: one of {}", completion.ring, rings_.size());
-    }
-    Ring& ring = rings_[completion.ring];
+    Ring& ring = rings_.at(completion.ring);
     if (ring.failed) continue;  // the failure is known
     const std::uint64_t index = ring.completed + static_cast<std::uint32_t>(completion.index - ring.completed);
     if (index >= ring.taken) {
@@ -98,16 +92,8 @@ bool CpuHandler::complete() {
     }
     if (completion.syndrome != Syndrome::none) {
       fail_ring(ring, {.index = index, .syndrome = completion.syndrome, .vendor_syndrome = completion.vendor_syndrome});
-    } else if (ring.ended && index + 1 == ring.taken) {
-      const Operation entry = ring.decode(index);  // a late store may have changed it
-      std::string detail = "this library writes no such entry as was there when it was read";
-      if (!entry.valid) {
-        detail = fmt::format(
-            "this library writes no such entry there: number {} of queue pair {:#x}, opcode {:#04x}, modifier {}, {} "
-            "segments, data of {} bytes",
-            entry.counter, entry.queue_pair, entry.opcode, entry.modifier, entry.segments, entry.length);
-      }
-      fail_ring(ring, {.index = index, .syndrome = Syndrome::local_queue_pair, .detail = detail});
+    } else if (!ring.refusal.empty() && index + 1 == ring.taken) {
+      fail_ring(ring, {.index = index, .syndrome = Syndrome::local_queue_pair, .detail = ring.refusal});
     } else {
       ring.completed = index + 1;
       publish(ring.pair, index, device::rdma::kCompletionOk);
@@ -118,7 +104,7 @@ bool CpuHandler::complete() {
 
 void CpuHandler::fail_ring(Ring& ring, Failure failure) {
   if (ring.failed) return;
-  ring.failed = ring.ended = true;
+  ring.failed = true;
   failure.peer = ring.pair.peer;
   failure.device = device_;
   failure.queue_pair = ring.pair.number;

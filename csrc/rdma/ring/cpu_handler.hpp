@@ -44,7 +44,7 @@ class CpuHandler {
     RdmaQueuePair pair;
     std::uint64_t taken = rung();     ///< entries that the wire has
     std::uint64_t completed = taken;  ///< entries that completion entries have reported
-    bool ended = false;               ///< nothing more is taken: it has failed, or will when the last entry completes
+    std::string refusal = {};         ///< of the last one taken: why it fails, when those before it are complete
     bool failed = false;              ///< the error entry is written; nothing more is done
   };
 

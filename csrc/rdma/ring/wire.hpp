@@ -36,15 +36,16 @@ struct WireCompletion {
 /// as failed, too. Nothing more is posted to a queue pair whose failure was reported.
 class Wire {
  public:
+  static constexpr std::size_t kMostAtOnce = 64;
+
   virtual ~Wire() = default;
 
   /// Operations of a ring that may be under way: taken, and not reported, nor before one that was. So of that many a
   /// wire reports some, wanted or not.
   virtual std::size_t depth() const { return SIZE_MAX; }
-  /// Takes operations from the front, of no more than may be under way, and returns how many; the caller offers the
-  /// rest again after polling. Local memory must stay unchanged until the operation is complete. A system error that is
-  /// not a completion is an exception.
-  virtual std::size_t post(std::size_t ring, std::span<const Operation> operations) = 0;
+  /// At most kMostAtOnce operations, with which no more are under way than may be. Local memory must stay unchanged
+  /// until the operation is complete. A system error that is not a completion is an exception.
+  virtual void post(std::size_t ring, std::span<const Operation> operations) = 0;
 
   /// Makes progress, and fills in up to completions.size() completions; returns how many. Never blocks.
   virtual std::size_t poll(std::span<WireCompletion> completions) = 0;

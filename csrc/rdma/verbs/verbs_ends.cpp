@@ -116,18 +116,16 @@ class VerbsEnds final : public NicEnds, public Wire {
   std::size_t depth() const override { return depth_; }
 
   /// SystemError for failures without a completion: a device that failed, a request that the provider refuses.
-  std::size_t post(std::size_t ring, std::span<const Operation> operations) override {
+  void post(std::size_t ring, std::span<const Operation> operations) override {
     SendQueue& queue = queues_[ring];
-    constexpr std::size_t kBatch = 64;  // work requests that are handed over by one call
-    std::array<ibv_send_wr, kBatch> requests;
-    std::array<ibv_sge, kBatch> pieces;
-    const std::size_t count = std::min(operations.size(), kBatch);
-    for (std::size_t i = 0; i < count; ++i) {
+    std::array<ibv_send_wr, kMostAtOnce> requests;
+    std::array<ibv_sge, kMostAtOnce> pieces;
+    for (std::size_t i = 0; i < operations.size(); ++i) {
       const Operation& operation = operations[i];
       ibv_send_wr& request = requests[i];
       request = {};
       request.wr_id = std::uint64_t{ring} << 32 | static_cast<std::uint32_t>(operation.index);
-      request.next = i + 1 < count ? &requests[i + 1] : nullptr;
+      request.next = i + 1 < operations.size() ? &requests[i + 1] : nullptr;
       // Verbs drop empty pieces, some providers refuse them.
       request.sg_list = operation.length > 0 ? &pieces[i] : nullptr;
       request.num_sge = operation.length > 0 ? 1 : 0;
@@ -150,16 +148,9 @@ class VerbsEnds final : public NicEnds, public Wire {
 
     ibv_send_wr* refused = nullptr;
     const int error = ibv_post_send(queue.pair.get(), requests.data(), &refused);
-    const auto accepted = error == 0           ? count
-                          : refused != nullptr ? static_cast<std::size_t>(refused - requests.data())
-                                               : 0;
-    // Full, although there should be room: the next request must ask for a completion, or nothing frees room.
-    if (error == ENOMEM) {
-      queue.since_reported = depth_;
-    } else if (error != 0) {
+    if (error != 0) {
       require(device().name(), error, fmt::format("ibv_post_send to queue pair {:#x}", queue.pair.number()));
     }
-    return accepted;
   }
 
   std::size_t poll(std::span<WireCompletion> completions) override {

@@ -41,9 +41,8 @@ class FaultyWire final : public rdma::Wire {
  public:
   FaultyWire(rdma::Wire& wire, Mistake mistake) : wire_(wire), mistake_(mistake) {}
 
-  std::size_t post(std::size_t ring, std::span<const rdma::Operation> operations) override {
+  void post(std::size_t ring, std::span<const rdma::Operation> operations) override {
     for (const rdma::Operation& operation : operations) post(ring, operation);
-    return operations.size();
   }
 
   std::size_t poll(std::span<rdma::WireCompletion> completions) override {

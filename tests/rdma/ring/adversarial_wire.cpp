@@ -28,10 +28,8 @@ Syndrome AdversarialWire::validate(Pair& pair, const Operation& operation, std::
   return Syndrome::none;
 }
 
-std::size_t AdversarialWire::post(std::size_t ring, std::span<const Operation> operations) {
-  if (operations.front().queue_pair == full) return 0;
-  const std::size_t taken = std::min<std::size_t>(operations.size(), below(operations.size() + 4));
-  for (const Operation& operation : operations.first(taken)) {
+void AdversarialWire::post(std::size_t ring, std::span<const Operation> operations) {
+  for (const Operation& operation : operations) {
     const auto found = pairs_.find(operation.queue_pair);
     if (found == pairs_.end()) throw std::invalid_argument("unknown queue pair");
     Pair& pair = found->second;
@@ -45,7 +43,6 @@ std::size_t AdversarialWire::post(std::size_t ring, std::span<const Operation> o
     pair.pending.push_back(std::move(pending));
   }
   EXPECT_LE(pairs_[operations.front().queue_pair].pending.size(), most);
-  return taken;
 }
 
 void AdversarialWire::place(const Operation& operation, std::uint32_t offset) {

@@ -1,5 +1,5 @@
-// A wire that does whatever an RDMA device is allowed to do, at random but repeatably: takes few operations at a time,
-// reads local bytes late, places bytes in any order, delays completions and reports them in bunches.
+// A wire that does whatever an RDMA device is allowed to do, at random but repeatably: reads local bytes late, places
+// bytes in any order, delays completions and reports them in bunches.
 #pragma once
 
 #include <deque>
@@ -27,7 +27,6 @@ class AdversarialWire final : public rdma::Wire {
   void silence(std::uint32_t queue_pair, bool silent = true) { pairs_[queue_pair].silent = silent; }
   /// Called when an addition has happened, with its queue pair and the sum.
   std::function<void(std::uint32_t queue_pair, std::uint64_t sum)> on_add;
-  std::uint32_t full = 0;                     ///< nothing is taken for this queue pair
   bool broken = false;                        ///< as an exception
   std::size_t most = SIZE_MAX;                ///< operations of a ring under way
   std::vector<rdma::WireCompletion> made_up;  ///< that nothing was posted for
@@ -35,7 +34,7 @@ class AdversarialWire final : public rdma::Wire {
   std::uint64_t executed(std::uint32_t queue_pair) { return pairs_[queue_pair].executed; }
 
   std::size_t depth() const override { return most; }
-  std::size_t post(std::size_t ring, std::span<const rdma::Operation> operations) override;
+  void post(std::size_t ring, std::span<const rdma::Operation> operations) override;
   std::size_t poll(std::span<rdma::WireCompletion> completions) override;
 
   /// Does one thing for one queue pair.

@@ -210,6 +210,24 @@ TEST(RdmaBadEntry, IsAFailureThatSaysWhy) {
   }
 }
 
+TEST(RdmaBadEntry, ALateStoreDoesNotMendIt) {
+  QueueWorld world({.behind = Behind::cpu_handler});
+  world.wire().silence(QueueWorld::number(0));
+  world.run([&](auto& peers) {
+    EXPECT_TRUE(peers[0]->put(16, 0, 8));
+    device::Vec16& control = world.rings().ring(0)[0].segment[0];
+    const device::Vec16 written = control;
+    set(control, 0, 0x2a);
+    peers[0]->flush();
+    world.settle();
+    control = written;
+    world.wire().silence(QueueWorld::number(0), false);
+    EXPECT_FALSE(peers[0]->quiet());
+  });
+  EXPECT_EQ(*world.remote(16), std::byte{0});
+  EXPECT_TRUE(contains(world.handler().failure(), "no such entry there: number 0 of queue pair 0x100, opcode 0x2a"));
+}
+
 TEST(RdmaCpuHandler, AProducerIndexTooFarAheadIsAFailure) {
   QueueWorld world({.behind = Behind::cpu_handler});
   *world.rings().producer_index(0) = 129;
@@ -273,16 +291,18 @@ TEST(RingMemoryTest, IdleWhenAllIsDoneOrHasFailed) {
 
 TEST(RdmaHandler, AFullQueueHoldsUpNoOther) {
   QueueWorld world({.behind = Behind::cpu_handler, .queue_pairs = 2});
-  world.wire().full = QueueWorld::number(0);
+  world.wire().most = 1;
+  world.wire().silence(QueueWorld::number(0));
   world.run([&](auto& peers) {
-    EXPECT_TRUE(peers[0]->put(0, 0, 8));
-    EXPECT_TRUE(peers[1]->put(0, 0, 8));
-    peers[0]->flush();
+    for (const std::size_t pair : {0, 0, 1}) {
+      EXPECT_TRUE(peers[pair]->put(0, 0, 8));
+      peers[pair]->flush();
+    }
     EXPECT_TRUE(peers[1]->quiet());
   });
   EXPECT_EQ(world.wire().executed(QueueWorld::number(0)), 0u);
   EXPECT_FALSE(world.rings().idle());
-  world.wire().full = 0;
+  world.wire().silence(QueueWorld::number(0), false);
   world.settle();
   EXPECT_TRUE(world.rings().idle());
 }

@@ -125,7 +125,7 @@ class SimulatedEnds final : public Ends {
 
   RdmaQueuePair connect(std::size_t end, const QueuePairAddress& peer) override {
     require_rail(peer, options_.rank, nic_);
-    RdmaQueuePair queue = rings_->queue_pair(end, number_of(end), {0, kFirstSimulatedKey},
+    RdmaQueuePair queue = rings_->queue_pair(end, number_of(end), kFirstSimulatedKey,
                                              simulated_key_of_rank(options_.rank), options_.peer(end), peer);
     if (ringer_) {
       ringer_->add(queue, rings_->doorbell_record(end), doorbells_.get() + end);

@@ -20,8 +20,6 @@
 namespace deep_ep::rdma {
 namespace {
 
-using device::rdma::KeyedAddress;
-
 constexpr std::uint32_t kSinkKey = 1;  // below those of heaps
 
 /// The key by which ranks on one host know rank r's heap; never 0, which is no key.
@@ -75,7 +73,7 @@ class LocalEnds final : public Ends, private Wire {
   }
 
   RdmaQueuePair connect(std::size_t end, const QueuePairAddress& peer) override {
-    const auto queue = rings_->queue_pair(end, address(end).queue_pair, {0, kSinkKey}, local_key_of_rank(options_.rank),
+    const auto queue = rings_->queue_pair(end, address(end).queue_pair, kSinkKey, local_key_of_rank(options_.rank),
                                           options_.peer(end), peer);
     handler_->add(queue);
     return queue;
@@ -121,7 +119,7 @@ class LocalEnds final : public Ends, private Wire {
     return syndrome;
   }
 
-  std::byte* find(const KeyedAddress& place, std::uint64_t bytes) const {
+  std::byte* find(const device::rdma::KeyedAddress& place, std::uint64_t bytes) const {
     const auto region = regions_.find(place.key);
     return region == regions_.end() ? nullptr : region->second.at(place.address, bytes);
   }

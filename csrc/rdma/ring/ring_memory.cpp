@@ -26,10 +26,10 @@ RingMemory::RingMemory(std::shared_ptr<Executor> executor, const RingOptions& op
   rings_ = aligned(allocation_, options_.alignment);
   const std::uint64_t first = options_.first_index;
   states_ = device_copy<RdmaQueueState>(executor_, {options_.count, {first, first, 0}});
-  sinks_ = pinned_memory<std::uint64_t>(executor_, sink_bytes());
-  pinned_ = pinned_memory<std::byte>(executor_, record_bytes() + options_.count * sizeof(std::uint64_t) + kPage);
-  indices_ = reinterpret_cast<std::uint64_t*>(aligned(pinned_, kPage) + record_bytes());
-  std::fill_n(indices_, options_.count, first);
+  pinned_ = pinned_memory<std::byte>(executor_,
+                                     record_bytes() + sinks_apart() + options_.count * sizeof(std::uint64_t) + kPage);
+  pages_ = aligned(pinned_, kPage);
+  std::fill_n(producer_index(0), options_.count, first);
   // All ones: entries with no known opcode, and a completion that is not yet written.
   executor_->fill(rings_, 0xff, options_.count * options_.bytes(), stream_.get());
   for (std::size_t i = 0; i < options_.count; ++i) {
@@ -42,7 +42,7 @@ std::size_t RingMemory::record_bytes() const {
   return options_.records_apart ? (options_.count * 2 * sizeof(std::uint32_t) + kPage - 1) / kPage * kPage : 0;
 }
 
-RdmaQueuePair RingMemory::queue_pair(std::size_t i, std::uint32_t number, device::rdma::KeyedAddress sinks,
+RdmaQueuePair RingMemory::queue_pair(std::size_t i, std::uint32_t number, std::uint32_t sink_key,
                                      std::uint32_t local_key, int peer, const QueuePairAddress& remote) const {
   return {.ring = ring(i),
           .completion = completion(i),
@@ -52,7 +52,7 @@ RdmaQueuePair RingMemory::queue_pair(std::size_t i, std::uint32_t number, device
           .depth = options_.depth,
           .batch = options_.batch,
           .peer = peer,
-          .sink = {sinks.address + sizeof(std::uint64_t) * i, sinks.key},
+          .sink = {sizeof(std::uint64_t) * i, sink_key},
           .local_key = local_key,
           .remote_key = remote.heap_key,
           .signal_key = remote.signal_key};

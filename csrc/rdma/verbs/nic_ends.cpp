@@ -75,9 +75,7 @@ NicEnds::NicEnds(const NicAccess& nic, const ConnectionOptions& options)
 void NicEnds::make_rings(const std::shared_ptr<Executor>& executor, const RingOptions& shape) {
   sinks_ = {};
   rings_.emplace(executor, options_.rings(shape));
-  const auto sinks = reinterpret_cast<std::uint64_t>(rings_->sinks());
-  sinks_ = {nic_.heap.device,
-            MemoryRange{.address = rings_->sinks(), .bytes = rings_->sink_bytes(), .first_address = sinks}};
+  sinks_ = {nic_.heap.device, MemoryRange{.address = rings_->sinks(), .bytes = rings_->sink_bytes()}};
 }
 
 }  // namespace deep_ep::rdma::verbs

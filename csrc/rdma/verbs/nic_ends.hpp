@@ -67,8 +67,8 @@ class NicEnds : public Ends {
   void make_rings(const std::shared_ptr<Executor>& executor, const RingOptions& shape);
   /// What kernels need to reach `peer` by the end's queue pair, which has this number. See RingMemory::queue_pair().
   RdmaQueuePair params_of(std::size_t end, std::uint32_t number, const QueuePairAddress& peer) const {
-    return rings_->queue_pair(end, number, {reinterpret_cast<std::uint64_t>(rings_->sinks()), sinks_.region->lkey},
-                              nic_.heap.payload.region->lkey, options_.peer(end), peer);
+    return rings_->queue_pair(end, number, sinks_.region->lkey, nic_.heap.payload.region->lkey, options_.peer(end),
+                              peer);
   }
   const HeapOnNic& landing_nic(std::size_t end) const {
     return nic_.landing_nics.at(static_cast<std::size_t>(options_.rail_of(options_.peer(end))));

@@ -77,9 +77,8 @@ Registration::Registration(std::shared_ptr<Device> device, const MemoryRange& ra
                      (range.any_order ? IBV_ACCESS_RELAXED_ORDERING : IBV_ACCESS_REMOTE_ATOMIC);
   ibv_mr* made = nullptr;
   path = register_memory(*device, range, "ibv_reg_mr", [&](int dma_buf) {
-    made = dma_buf >= 0 ? functions.reg_dmabuf_mr(domain, 0, range.bytes, range.first_address, dma_buf, access)
-                        : functions.reg_mr_iova2(domain, range.address, range.bytes, range.first_address,
-                                                 static_cast<unsigned>(access));
+    made = dma_buf >= 0 ? functions.reg_dmabuf_mr(domain, 0, range.bytes, 0, dma_buf, access)
+                        : functions.reg_mr_iova2(domain, range.address, range.bytes, 0, static_cast<unsigned>(access));
     return made != nullptr;
   });
   region = owned(std::move(device), made, functions.dereg_mr, "ibv_dereg_mr");

@@ -15,13 +15,11 @@ namespace deep_ep::rdma::verbs {
 /// Empty: the settings have turned that off.
 using DmaBufExporter = std::function<UniqueFd(void* address, std::size_t bytes)>;
 
+/// It begins a page, and work requests address it by offsets.
 struct MemoryRange {
   void* address = nullptr;
   std::size_t bytes = 0;
   const DmaBufExporter* gpu = nullptr;  ///< of memory of a GPU; null: it is the CPU's
-  /// The address that work requests use for the first byte: a heap is addressed by offsets. Congruent to `address`
-  /// modulo the page size.
-  std::uint64_t first_address = 0;
   /// PCIe may bring bytes in any order (relaxed ordering). Nothing is added then: the device refuses signals by this
   /// key.
   bool any_order = false;

@@ -66,16 +66,18 @@ TEST_F(NicEndsTest, HandlerCpu) {
   nic_.gpu.reset();
   make();
   EXPECT_EQ(ends_->describe(), "handler cpu, wire verbs, NIC fake_0:1, heap registered as host memory");
-  // The heap from address 0, strictly ordered; then the sinks at their own address.
+  // The heap from address 0, strictly ordered; then the sinks, likewise.
   EXPECT_EQ(registered(0).address, heap_->local());
   EXPECT_EQ(registered(0).bytes, test::kHeapBytes);
   EXPECT_EQ(registered(0).first_address, 0u);
   EXPECT_EQ(registered(0).access, kStrict);
   EXPECT_EQ(registered(1).bytes, kChannels * sizeof(std::uint64_t));
+  EXPECT_EQ(registered(1).first_address, 0u);
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(registered(1).address) % host_page_bytes(), 0u);
   for (int channel = 0; channel < kChannels; ++channel) {
     EXPECT_EQ(peer(channel).doorbell_record, nullptr);
     expect_params(channel, 0x11);
-    EXPECT_EQ(peer(channel).sink.address, registered(1).first_address + 8 * static_cast<std::uint64_t>(channel));
+    EXPECT_EQ(peer(channel).sink.address, 8 * static_cast<std::uint64_t>(channel));
   }
   // Each is connected to the one of the same channel, whose number is the same in the mirror.
   std::vector<std::uint32_t> connected_to;

@@ -1,8 +1,10 @@
 // Scheduling of a block's threads. The waiting itself is in block_sync.cpp.
 #include "machine/block.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <exception>
+#include <iterator>
 
 #include "csrc/support/format.hpp"
 
@@ -49,9 +51,7 @@ Block::Block(std::shared_ptr<Kernel> kernel, int index, FiberPool& fibers)
   live_ = shape.threads;
 }
 
-Block::~Block() {
-  for (auto& fiber : fibers_) pool_.give_back(kernel_->owner, std::move(fiber));
-}
+Block::~Block() { std::ranges::move(fibers_, std::back_inserter(pool_.free_of(kernel_->owner))); }
 
 Block::Slice Block::run(Context& worker) {
   if (hold_until_ns_ != 0) {

@@ -39,15 +39,12 @@ class Block final : public Machine {
   void mbarrier_init(std::uint64_t& word, std::uint32_t arrivals) override;
   void mbarrier_fence_init() override;
   void mbarrier_arrive(std::uint64_t& word, std::uint32_t expected_bytes) override;
-  bool mbarrier_test(std::uint64_t& word, std::uint32_t parity) override;
-  void mbarrier_wait(std::uint64_t& word, std::uint32_t parity) override;
+  bool mbarrier_look(std::uint64_t& word, std::uint32_t parity, bool waits) override;
   void bulk_load(void* shared, const void* global, std::uint32_t bytes, std::uint64_t& mbarrier) override;
   void bulk_store(void* global, const void* shared, std::uint32_t bytes) override;
   void bulk_commit() override;
-  void bulk_wait_read(int groups_left) override;
-  void bulk_wait(int groups_left) override;
+  void bulk_wait(int groups_left, bool reads_alone) override;
   void bulk_fence_global() override;
-  void refuse_shared(const void* shared) override;
 
  private:
   // Scheduling: block.cpp.
@@ -68,20 +65,19 @@ class Block final : public Machine {
   // Meeting points: block_sync.cpp.
   void release(MeetingPoint& point);
   void arrive(Gathering& at);
+  void advance(Gathering& at);
   template <class Come>
   void meet_in_order(Gathering& at, Come come);
   const std::byte* meet(const char* op, const void* value, int bytes);
   void run_loads(MbarrierState& state, bool all);
-  void advance(MbarrierState& state);
+  void end_phase(MbarrierState& state);
   MbarrierState& mbarrier_at(const std::uint64_t& word, std::uint64_t ticket);
   std::string describe(const MbarrierState& state) const;
   std::string unfinished_mbarriers() const;
-  bool look(std::uint64_t& word, std::uint32_t parity, bool waits);
 
   // Bulk copies: block_bulk.cpp.
   void check_copy(const char* what, const void* shared, const void* global, std::uint32_t bytes) const;
   void execute(const BulkLoad& load);
-  std::size_t read_groups(int groups_left);
   void finish_copies(Fiber& fiber);
   void read(const Fiber& fiber, BulkStore& store);
   void write_first(Fiber& fiber, std::size_t stores);

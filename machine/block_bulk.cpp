@@ -74,36 +74,24 @@ void Block::bulk_commit() {
   ++current_->copies.open_group;
 }
 
-/// Reads the source of all but the latest `groups_left` committed groups, and says how many stores that are: a late
-/// reader sees what came into a stage that was reused too early.
-std::size_t Block::read_groups(int groups_left) {
+/// Only now is the source of all but the latest `groups_left` committed groups read: a late reader sees what came into
+/// a stage that was reused too early. If they are complete, their bytes are on their way to memory. They get there at
+/// the fence, or when the kernel ends.
+void Block::bulk_wait(int groups_left, bool reads_alone) {
+  const tsan::Scope as_worker(worker_tsan_context_);
+  maybe_interleave();
   BulkStores& copies = current_->copies;
   std::size_t count = 0;
-  for (BulkStore& store : copies.stores) {
+  for (; count < copies.stores.size(); ++count) {
+    BulkStore& store = copies.stores[count];
     if (store.group + static_cast<std::uint64_t>(groups_left) >= copies.open_group) break;
     store.waited = true;
     read(*current_, store);
-    ++count;
   }
-  return count;
-}
-
-void Block::bulk_wait_read(int groups_left) {
-  const tsan::Scope as_worker(worker_tsan_context_);
-  maybe_interleave();
-  read_groups(groups_left);
-  const auto stores = static_cast<std::uint32_t>(current_->copies.stores.size());
-  if (random_.chance(4)) write_first(*current_, random_.below(stores + 1));
-}
-
-/// They are complete: the stage is read, and the bytes are on their way to memory. They get there at the fence, or
-/// when the kernel ends.
-void Block::bulk_wait(int groups_left) {
-  const tsan::Scope as_worker(worker_tsan_context_);
-  maybe_interleave();
-  BulkStores& copies = current_->copies;
-  copies.complete = std::max(copies.complete, read_groups(groups_left));
-  if (random_.chance(2)) write_first(*current_, copies.complete);
+  if (!reads_alone) copies.complete = std::max(copies.complete, count);
+  const auto all = static_cast<std::uint32_t>(copies.stores.size());
+  if (random_.chance(reads_alone ? 4 : 2))
+    write_first(*current_, reads_alone ? random_.below(all + 1) : copies.complete);
 }
 
 void Block::bulk_fence_global() {
@@ -132,10 +120,9 @@ void Block::finish_copies(Fiber& fiber) {
 }
 
 void Block::read(const Fiber& fiber, BulkStore& store) {
-  if (store.read) return;
+  if (!store.buffer.empty()) return;
   const std::byte* source = shared_.shadow_of(store.shared);
   store.buffer.assign(source, source + store.bytes);
-  store.read = true;
   const tsan::Scope as_issuer(fiber.tsan_context);
   tsan::read(store.shared, store.bytes);
 }
@@ -145,17 +132,9 @@ void Block::write_first(Fiber& fiber, std::size_t stores) {
   for (std::size_t& written = fiber.copies.written; written < stores; ++written) {
     BulkStore& store = fiber.copies.stores[written];
     read(fiber, store);
-    {
-      const tsan::Scope as_issuer(fiber.tsan_context);
-      std::memcpy(store.global, store.buffer.data(), store.bytes);
-    }
-    store.buffer = {};
+    const tsan::Scope as_issuer(fiber.tsan_context);
+    std::memcpy(store.global, store.buffer.data(), store.bytes);
   }
-}
-
-void Block::refuse_shared(const void* shared) {
-  fail<Error>("an access at gpu or system scope to {}; allowed: global memory, at block scope also shared memory",
-              shared_.name(shared));
 }
 
 }  // namespace deep_ep::host_machine

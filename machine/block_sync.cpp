@@ -35,9 +35,14 @@ void Block::arrive(Gathering& at) {
                               : fmt::format("wait for their warp ({} of {} lanes came)", at.arrived, at.threads);
     });
   }
-  wake(at.waiting);
+  advance(at);
+}
+
+/// All have come: those who wait go on.
+void Block::advance(Gathering& at) {
   at.arrived = 0;
   ++at.generation;
+  wake(at.waiting);
 }
 
 /// Does `come()`, which returns when all have come: they see afterwards what any of them wrote before.
@@ -113,7 +118,7 @@ void Block::mbarrier_init(std::uint64_t& word, std::uint32_t arrivals) {
     }
     const auto living = std::ranges::find(mbarriers_, &word, &MbarrierState::word);
     if (living != mbarriers_.end()) fail<Error>("mbarrier::init of a living barrier: {}", describe(*living));
-    mbarriers_.push_back({.word = &word, .arrivals = arrivals, .missing = arrivals});
+    mbarriers_.push_back({Gathering(static_cast<int>(arrivals)), &word});
     ticket = kTicketMark | (mbarriers_.size() - 1);
   }
   word = ticket;
@@ -137,7 +142,7 @@ MbarrierState& Block::mbarrier_at(const std::uint64_t& word, std::uint64_t ticke
 
 std::string Block::describe(const MbarrierState& state) const {
   return fmt::format("mbarrier at {}, phase {}: {} of {} arrivals and {} bytes missing", shared_.name(state.word),
-                     state.phase, state.missing, state.arrivals, state.expected_bytes);
+                     state.generation, state.threads - state.arrived, state.threads, state.expected_bytes);
 }
 
 /// The copies that are still under way when all threads are gone; empty if there are none.
@@ -160,22 +165,18 @@ void Block::mbarrier_arrive(std::uint64_t& word, std::uint32_t expected_bytes) {
   const tsan::Scope as_worker(worker_tsan_context_);
   maybe_interleave();
   MbarrierState& state = mbarrier_at(word, ticket);
-  if (state.missing == 0) {
-    fail<Error>("one arrival too many at an mbarrier: {}", describe(state));
-  }
-  release(state.sync_point[state.phase & 1u]);
-  --state.missing;
+  if (state.arrived == state.threads) fail<Error>("one arrival too many at an mbarrier: {}", describe(state));
+  release(state.sync_point[state.generation & 1u]);
+  ++state.arrived;
   state.expected_bytes += expected_bytes;
-  advance(state);
+  end_phase(state);
 }
 
 /// Ends the phase if nothing is missing.
-void Block::advance(MbarrierState& state) {
-  if (state.missing != 0 || state.expected_bytes != 0) return;
-  state.missing = state.arrivals;
-  ++state.phase;
+void Block::end_phase(MbarrierState& state) {
+  if (state.arrived != state.threads || state.expected_bytes != 0) return;
   progress();
-  wake(state.waiting);
+  advance(state);
 }
 
 /// Does loads that were issued for the barrier. Not `all`: a seeded schedule leaves some for later.
@@ -188,16 +189,16 @@ void Block::run_loads(MbarrierState& state, bool all) {
     execute(load);
     {
       const tsan::Scope as_issuer(load.issuer->tsan_context);
-      tsan::release(&state.sync_point[state.phase & 1u]);
+      tsan::release(&state.sync_point[state.generation & 1u]);
     }
     state.expected_bytes -= load.bytes;
-    advance(state);
+    end_phase(state);
   }
 }
 
 /// Has the phase ended? If the thread `waits`, it has. Bytes come no earlier than a thread needs them: a thread that
 /// does not wait finds them missing.
-bool Block::look(std::uint64_t& word, std::uint32_t parity, bool waits) {
+bool Block::mbarrier_look(std::uint64_t& word, std::uint32_t parity, bool waits) {
   const std::uint64_t ticket = word;
   MeetingPoint* point = nullptr;
   bool ended = false;
@@ -220,9 +221,5 @@ bool Block::look(std::uint64_t& word, std::uint32_t parity, bool waits) {
   if (ended) tsan::acquire(point);
   return ended;
 }
-
-bool Block::mbarrier_test(std::uint64_t& word, std::uint32_t parity) { return look(word, parity, /*waits=*/false); }
-
-void Block::mbarrier_wait(std::uint64_t& word, std::uint32_t parity) { look(word, parity, /*waits=*/true); }
 
 }  // namespace deep_ep::host_machine

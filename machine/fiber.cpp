@@ -87,8 +87,4 @@ std::unique_ptr<Fiber> FiberPool::take(const void* owner) {
   return fiber;
 }
 
-void FiberPool::give_back(const void* owner, std::unique_ptr<Fiber> fiber) {
-  free_of(owner).push_back(std::move(fiber));
-}
-
 }  // namespace deep_ep::host_machine

@@ -45,8 +45,7 @@ struct BulkStore {
   std::uint32_t bytes;
   std::uint64_t group;
   bool waited = false;              ///< the program waited for the read (a seeded schedule may read and write unasked)
-  bool read = false;                ///< the engine has read the stage
-  std::vector<std::byte> buffer{};  ///< what was read, until it is written
+  std::vector<std::byte> buffer{};  ///< what the engine has read; empty: nothing yet
 };
 struct BulkStores {
   std::vector<BulkStore> stores;  ///< in the order of issue
@@ -91,7 +90,7 @@ class FiberPool {
  public:
   /// `owner`: the executor.
   std::unique_ptr<Fiber> take(const void* owner);
-  void give_back(const void* owner, std::unique_ptr<Fiber> fiber);
+  std::vector<std::unique_ptr<Fiber>>& free_of(const void* owner) { return free_[DEEP_EP_TSAN ? owner : nullptr]; }
   /// The owner is gone. Under ThreadSanitizer its fibers go, too: the clocks are as long as there are contexts, and
   /// every later test would carry those of the largest before it.
   void forget(const void* owner) { free_.erase(owner); }
@@ -100,8 +99,6 @@ class FiberPool {
   void release_birth() { tsan::release(&birth_point_); }
 
  private:
-  std::vector<std::unique_ptr<Fiber>>& free_of(const void* owner) { return free_[DEEP_EP_TSAN ? owner : nullptr]; }
-
   std::unordered_map<const void*, std::vector<std::unique_ptr<Fiber>>> free_;
   char birth_point_ = 0;
 };

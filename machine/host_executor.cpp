@@ -21,15 +21,17 @@ namespace {
 
 using host_machine::HostEvent;
 using host_machine::HostStream;
-using host_machine::LaunchQueue;
 
 /// Default stream of the executor that the thread made current. Weak: executors come and go, threads stay.
 thread_local std::weak_ptr<HostStream> current_default_stream;
 
-LaunchQueue& find_default_stream() {
-  // The executor owns its stream, so the reference lives as long as it.
-  if (const auto stream = current_default_stream.lock()) return *stream;
-  throw Error("a kernel was launched into the default stream, but no host executor is current in this thread");
+void launch(host_machine::KernelLaunch kernel, void* stream) {
+  if (stream != nullptr) return static_cast<HostStream*>(stream)->launch(std::move(kernel));
+  const auto by_default = current_default_stream.lock();
+  if (by_default == nullptr) {
+    throw Error("a kernel was launched into the default stream, but no host executor is current in this thread");
+  }
+  by_default->launch(std::move(kernel));
 }
 
 class HostExecutor final : public Backend, public std::enable_shared_from_this<HostExecutor> {
@@ -40,15 +42,14 @@ class HostExecutor final : public Backend, public std::enable_shared_from_this<H
     policy_.warps_per_block = options.warps_per_block > 0 ? options.warps_per_block : 3;
     policy_.max_shared_bytes = options.max_shared_bytes > 0 ? options.max_shared_bytes : 64 * 1024;
     default_stream_ = make_stream();
-    host_machine::default_queue.store(&find_default_stream, std::memory_order_release);
     if (current_default_stream.expired()) HostExecutor::make_current();
   }
   ~HostExecutor() override {
     if (default_stream_->inherited()) return;  // no thread of this process works for it
     // Work under way uses memory that goes away with the owner's other parts.
-    default_stream_->drain();
-    for (auto& [handle, stream] : streams_) stream->drain();
-    pool_.forget(this);
+    default_stream_->record()->wait();
+    for (auto& [handle, stream] : streams_) stream->record()->wait();
+    host_machine::WorkerPool::instance().forget(this);
   }
 
   Device device() const override { return {Device::Kind::cpu, 0}; }
@@ -76,7 +77,7 @@ class HostExecutor final : public Backend, public std::enable_shared_from_this<H
 
   StreamHandle create_stream() override {
     auto made = make_stream();
-    void* handle = static_cast<LaunchQueue*>(made.get());  // what launchers cast it back to
+    void* handle = made.get();
     const std::lock_guard lock(mutex_);
     streams_.emplace(handle, std::move(made));
     return handle;
@@ -128,16 +129,15 @@ class HostExecutor final : public Backend, public std::enable_shared_from_this<H
 
  private:
   std::shared_ptr<HostStream> make_stream() {
-    return std::make_shared<HostStream>(pool_, this, host_machine::derive_seed(seed_, streams_made_.fetch_add(1)),
+    return std::make_shared<HostStream>(this, host_machine::derive_seed(seed_, streams_made_.fetch_add(1)),
                                         policy_.max_shared_bytes);
   }
   HostStream& of(StreamHandle stream) {
-    return stream == nullptr ? *default_stream_ : static_cast<HostStream&>(*static_cast<LaunchQueue*>(stream));
+    return stream == nullptr ? *default_stream_ : *static_cast<HostStream*>(stream);
   }
   static HostEvent& of(const EventHandle& event) { return *static_cast<HostEvent*>(event.get()); }
 
   LaunchPolicy policy_;
-  host_machine::WorkerPool& pool_ = host_machine::WorkerPool::instance();
   const std::uint64_t seed_;
   std::atomic<std::uint64_t> streams_made_{0};
   std::shared_ptr<HostStream> default_stream_;
@@ -146,6 +146,8 @@ class HostExecutor final : public Backend, public std::enable_shared_from_this<H
 };
 
 }  // namespace
+
+void (*host_machine::enqueue)(KernelLaunch launch, void* stream) = &launch;
 
 const KernelTable& host_kernels() {
 #define DEEP_EP_LAUNCHER(name, Params, max_threads) .name = host::launch_##name,

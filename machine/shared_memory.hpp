@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace deep_ep::host_machine {
 
@@ -14,26 +15,28 @@ namespace deep_ep::host_machine {
 /// poison.
 class SharedMemory {
  public:
-  static constexpr unsigned char kPoison = 0xC5;
-
   explicit SharedMemory(std::size_t bytes);
 
   std::byte* data() const { return memory_.get(); }
-  bool contains(const void* begin, std::size_t bytes) const;
-  std::size_t offset(const void* pointer) const;
+  bool contains(const void* begin, std::size_t bytes) const {
+    return offset(begin) <= bytes_ && bytes <= bytes_ - offset(begin);
+  }
   /// "shared+128", for messages.
-  std::string name(const void* pointer) const;
-
+  std::string name(const void* pointer) const { return "shared+" + std::to_string(offset(pointer)); }
   /// Where the engine sees what lies at `pointer`.
   std::byte* shadow_of(const void* pointer);
-
   /// Did no thread write past the end?
   bool canary_intact() const;
 
  private:
+  /// More than any size for what lies before the memory.
+  std::size_t offset(const void* pointer) const {
+    return reinterpret_cast<std::uintptr_t>(pointer) - reinterpret_cast<std::uintptr_t>(data());
+  }
+
   std::size_t bytes_;
   std::shared_ptr<std::byte[]> memory_;
-  std::shared_ptr<std::byte[]> shadow_;  ///< made at first use: most kernels have no bulk stores
+  std::vector<std::byte> shadow_;  ///< made at first use: most kernels have no bulk stores
 };
 
 }  // namespace deep_ep::host_machine

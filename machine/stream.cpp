@@ -47,12 +47,8 @@ bool HostEvent::on_completion(std::function<void()> then) {
 
 // ---- HostStream ----
 
-HostStream::HostStream(WorkerPool& pool, const void* owner, std::uint64_t seed, std::size_t max_shared_bytes)
-    : pool_(pool),
-      owner_(owner),
-      seed_(seed),
-      max_shared_bytes_(max_shared_bytes),
-      tsan_context_(tsan::create_context()) {}
+HostStream::HostStream(const void* owner, std::uint64_t seed, std::size_t max_shared_bytes)
+    : owner_(owner), seed_(seed), max_shared_bytes_(max_shared_bytes), tsan_context_(tsan::create_context()) {}
 
 HostStream::~HostStream() { tsan::destroy_context(tsan_context_); }
 
@@ -109,8 +105,6 @@ void HostStream::synchronize() {
   if (!text.empty()) throw Error(text);
 }
 
-void HostStream::drain() noexcept { record()->wait(); }
-
 void HostStream::require_home() const {
   if (!inherited()) return;
   throw Error("an executor was used in a child forked after it was made: only the process that made it can use it");
@@ -118,20 +112,11 @@ void HostStream::require_home() const {
 
 void HostStream::add(std::function<bool()> step) {
   require_home();
-  auto added = std::make_unique<Operation>(Operation{std::move(step)});
-  tsan::release(&added->sync_point);
-  {
-    const std::lock_guard lock(mutex_);
-    queue_.push_back(std::move(added));
-    if (busy_) return;
-    try {
-      resume();
-    } catch (...) {
-      queue_.pop_back();  // nobody would do it
-      throw;
-    }
-    busy_ = true;
-  }
+  const std::lock_guard lock(mutex_);
+  if (!busy_) resume();  // it takes nothing before the lock is free
+  busy_ = true;
+  queue_.push_back({std::move(step)});
+  tsan::release(&queue_.back().sync_point);
 }
 
 /// The pool continues with the queue. The stream stays alive until it is empty.
@@ -142,18 +127,18 @@ void HostStream::resume() {
 /// On a worker: does operations until the queue is empty or one of them has to be waited for.
 void HostStream::pump() {
   for (;;) {
-    std::unique_ptr<Operation> operation;
+    std::function<bool()> step;
     {
       const std::lock_guard lock(mutex_);
       if (queue_.empty()) {
         busy_ = false;
         return;
       }
-      operation = std::move(queue_.front());
+      step = std::move(queue_.front().step);
+      tsan::acquire_as(tsan_context_, &queue_.front().sync_point);
       queue_.pop_front();
     }
-    tsan::acquire_as(tsan_context_, &operation->sync_point);
-    if (!operation->step()) return;
+    if (!step()) return;
   }
 }
 

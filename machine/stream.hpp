@@ -42,14 +42,14 @@ class HostEvent {
   std::vector<std::function<void()>> then_;
 };
 
-class HostStream final : public LaunchQueue, public std::enable_shared_from_this<HostStream> {
+class HostStream final : public std::enable_shared_from_this<HostStream> {
  public:
   /// `owner` is the executor. `seed` 0: kernels run in fixed order; otherwise each launch has its own
   /// schedule, derived from it.
-  HostStream(WorkerPool& pool, const void* owner, std::uint64_t seed, std::size_t max_shared_bytes);
-  ~HostStream() override;
+  HostStream(const void* owner, std::uint64_t seed, std::size_t max_shared_bytes);
+  ~HostStream();
 
-  void launch(KernelLaunch kernel) override;
+  void launch(KernelLaunch kernel);
   /// Data movement and the like: not done once the stream has failed. `always`: in any case, to give memory back.
   void enqueue(std::function<void()> work, bool always = false);
   std::shared_ptr<HostEvent> record();
@@ -58,8 +58,6 @@ class HostStream final : public LaunchQueue, public std::enable_shared_from_this
   /// Returns when all that was enqueued is done. Throws what failed since the last time; a stream that waits for an
   /// event behind the failure has it, too.
   void synchronize();
-  /// Waits without throwing; a failure is thrown later.
-  void drain() noexcept;
   /// Are we in a child forked since? It has no workers: what is enqueued there throws.
   bool inherited() const { return home_.left(); }
   /// Throws there.
@@ -82,7 +80,7 @@ class HostStream final : public LaunchQueue, public std::enable_shared_from_this
   bool failed() { return !failure().empty(); }
 
   const HomeProcess home_;
-  WorkerPool& pool_;
+  WorkerPool& pool_ = WorkerPool::instance();
   const void* const owner_;
   const std::uint64_t seed_;
   const std::size_t max_shared_bytes_;
@@ -90,7 +88,7 @@ class HostStream final : public LaunchQueue, public std::enable_shared_from_this
   std::uint64_t launches_ = 0;
 
   std::mutex mutex_;
-  std::deque<std::unique_ptr<Operation>> queue_;
+  std::deque<Operation> queue_;
   bool busy_ = false;  ///< a thread runs the queue, or will
   std::string failure_;
 };

@@ -12,7 +12,7 @@ namespace deep_ep::host_machine {
 
 /// So many threads, again and again.
 struct Gathering {
-  int threads;
+  int threads;  ///< of an mbarrier: arrivals
   int arrived = 0;
   unsigned generation = 0;
   std::vector<Fiber*> waiting{};
@@ -48,19 +48,14 @@ struct BulkLoad {
   std::uint32_t bytes;
 };
 
-/// The word of an mbarrier in shared memory holds a ticket; the state is here.
-struct MbarrierState {
-  const std::uint64_t* word = nullptr;
-  std::uint32_t arrivals = 0;       ///< per phase
-  std::uint32_t missing = 0;        ///< arrivals of this phase still to come
-  std::int64_t expected_bytes = 0;  ///< announced and not written yet; below zero: written and not announced yet
-  std::uint32_t phase = 0;
+/// The word of an mbarrier in shared memory holds a ticket; the state is here. A generation is a phase.
+struct MbarrierState : Gathering {
+  const std::uint64_t* word;
+  std::int64_t expected_bytes = 0;   ///< announced and not written yet; below zero: written and not announced yet
   bool fenced = false;               ///< fence_init made it known to the copy engine
   std::vector<BulkLoad> loads = {};  ///< issued, not done
-  std::vector<Fiber*> waiting = {};
-  MeetingPoint sync_point[2] = {};  ///< one for each parity
 
-  bool ended(std::uint32_t parity) const { return (phase & 1u) != parity; }
+  bool ended(std::uint32_t parity) const { return (generation & 1u) != parity; }
 };
 
 }  // namespace deep_ep::host_machine

@@ -1,7 +1,6 @@
 #include "machine/worker_pool.hpp"
 
 #include <sched.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -125,8 +124,8 @@ class Worker {
   std::vector<std::unique_ptr<Block>> residents_;
 };
 
-WorkerPool::WorkerPool(int workers) {
-  for (int i = 0; i < workers; ++i) workers_.push_back(std::make_shared<Worker>());
+WorkerPool::WorkerPool() {
+  for (int left = chosen_size(); left > 0; --left) workers_.push_back(std::make_shared<Worker>());
 }
 
 Worker& WorkerPool::next() { return *workers_[turn_.fetch_add(1, std::memory_order_relaxed) % workers_.size()]; }
@@ -146,12 +145,8 @@ WorkerPool& WorkerPool::instance() {
   // none of its parent's threads, so it makes a pool of its own.
   static std::mutex mutex;
   static WorkerPool* pool = nullptr;
-  static pid_t owner = 0;
   const std::lock_guard lock(mutex);
-  if (pool == nullptr || owner != getpid()) {
-    pool = new WorkerPool(chosen_size());
-    owner = getpid();
-  }
+  if (pool == nullptr || pool->home_.left()) pool = new WorkerPool();
   return *pool;
 }
 

@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "csrc/support/home_process.hpp"
 #include "machine/kernel.hpp"
 
 namespace deep_ep::host_machine {
@@ -18,7 +19,6 @@ class WorkerPool {
   /// The process's pool, made at first use: DEEP_EP_HOST_THREADS workers.
   static WorkerPool& instance();
 
-  explicit WorkerPool(int workers);
   /// Runs `task` soon.
   void post(std::function<void()> task);
   /// Distributes the blocks of a kernel over the workers.
@@ -27,8 +27,10 @@ class WorkerPool {
   void forget(const void* owner);
 
  private:
+  WorkerPool();
   Worker& next();
 
+  const HomeProcess home_;
   std::vector<std::shared_ptr<Worker>> workers_;
   std::atomic<unsigned> turn_{0};
 };

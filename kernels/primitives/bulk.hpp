@@ -79,8 +79,7 @@ DEEP_EP_DEVICE void wait_groups(int groups_left) {
   if constexpr (kRead) asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kLeft) : "memory");
   if constexpr (!kRead) asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kLeft) : "memory");
 #else
-  host_machine::Machine& machine = *host_machine::current_thread->machine;
-  kRead ? machine.bulk_wait_read(groups_left) : machine.bulk_wait(groups_left);
+  host_machine::current_thread->machine->bulk_wait(groups_left, kRead);
 #endif
 }
 }  // namespace detail

@@ -70,7 +70,7 @@ DEEP_EP_DEVICE bool test(Mbarrier& barrier, std::uint32_t parity) {
 #if DEEP_EP_TARGET_CUDA
   return ::cuda::ptx::mbarrier_test_wait_parity(&barrier.word, parity);
 #else
-  return host_machine::current_thread->machine->mbarrier_test(barrier.word, parity);
+  return host_machine::current_thread->machine->mbarrier_look(barrier.word, parity, /*waits=*/false);
 #endif
 }
 
@@ -80,7 +80,7 @@ DEEP_EP_DEVICE void wait(Mbarrier& barrier, std::uint32_t parity) {
   while (!::cuda::ptx::mbarrier_try_wait_parity(&barrier.word, parity)) {
   }
 #else
-  host_machine::current_thread->machine->mbarrier_wait(barrier.word, parity);
+  host_machine::current_thread->machine->mbarrier_look(barrier.word, parity, /*waits=*/true);
 #endif
 }
 

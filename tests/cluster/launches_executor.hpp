@@ -37,17 +37,18 @@ class LaunchesExecutor : public CountingExecutor {
   virtual void launch(host_machine::KernelLaunch kernel, StreamHandle stream) = 0;
 
  private:
-  struct Queue final : host_machine::LaunchQueue {
-    Queue(LaunchesExecutor& executor, StreamHandle into) : owner(executor), stream(into) {}
-    void launch(host_machine::KernelLaunch kernel) override { owner.launch(std::move(kernel), stream); }
-    LaunchesExecutor& owner;
-    StreamHandle stream;
-  };
   template <auto kMember, class Params>
   static void see(const Params& params, const LaunchShape& shape, void* stream) {
-    Queue queue(*next_.owner, stream);
-    (next_.kernels->*kMember)(params, shape, static_cast<host_machine::LaunchQueue*>(&queue));
+    seen_ = next_.owner;
+    (next_.kernels->*kMember)(params, shape, stream);
   }
+  /// What a launcher calls: the kernel of see() goes to its owner, which may call this again.
+  static void enqueue(host_machine::KernelLaunch kernel, void* stream) {
+    LaunchesExecutor* const owner = std::exchange(seen_, nullptr);
+    owner != nullptr ? owner->launch(std::move(kernel), stream) : machine_enqueue_(std::move(kernel), stream);
+  }
+  static inline const auto machine_enqueue_ = std::exchange(host_machine::enqueue, &LaunchesExecutor::enqueue);
+  static inline thread_local LaunchesExecutor* seen_ = nullptr;
 
   /// Whose kernel is launched next: a launcher is only told its arguments.
   struct Next {

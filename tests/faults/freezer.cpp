@@ -22,8 +22,9 @@ class FreezingMachine final : public Machine {
   void mbarrier_init(std::uint64_t& word, std::uint32_t arrivals) override { next().mbarrier_init(word, arrivals); }
   void mbarrier_fence_init() override { next().mbarrier_fence_init(); }
   void mbarrier_arrive(std::uint64_t& word, std::uint32_t bytes) override { next().mbarrier_arrive(word, bytes); }
-  bool mbarrier_test(std::uint64_t& word, std::uint32_t parity) override { return next().mbarrier_test(word, parity); }
-  void mbarrier_wait(std::uint64_t& word, std::uint32_t parity) override { next().mbarrier_wait(word, parity); }
+  bool mbarrier_look(std::uint64_t& word, std::uint32_t parity, bool waits) override {
+    return next().mbarrier_look(word, parity, waits);
+  }
   void bulk_load(void* shared, const void* global, std::uint32_t bytes, std::uint64_t& mbarrier) override {
     next().bulk_load(shared, global, bytes, mbarrier);
   }
@@ -31,10 +32,8 @@ class FreezingMachine final : public Machine {
     next().bulk_store(global, shared, bytes);
   }
   void bulk_commit() override { next().bulk_commit(); }
-  void bulk_wait_read(int groups_left) override { next().bulk_wait_read(groups_left); }
-  void bulk_wait(int groups_left) override { next().bulk_wait(groups_left); }
+  void bulk_wait(int groups_left, bool reads_alone) override { next().bulk_wait(groups_left, reads_alone); }
   void bulk_fence_global() override { next().bulk_fence_global(); }
-  void refuse_shared(const void* shared) override { block_.refuse_shared(shared); }
 
  private:
   Machine& next() {

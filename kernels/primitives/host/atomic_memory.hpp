@@ -4,7 +4,9 @@
 #include <time.h>
 
 #include <atomic>
+#include <string>
 
+#include "deep_ep/error.hpp"
 #include "kernels/primitives/host/machine.hpp"
 #include "kernels/primitives/target.hpp"
 
@@ -95,7 +97,9 @@ template <device::Scope S>
 void check_space(const void* p) {
   if (S == device::Scope::block || current_thread == nullptr) return;
   const auto offset = reinterpret_cast<std::uintptr_t>(p) - reinterpret_cast<std::uintptr_t>(current_thread->shared);
-  if (offset < current_thread->shared_bytes) current_thread->machine->refuse_shared(p);
+  if (offset >= current_thread->shared_bytes) return;
+  throw Error("an access at gpu or system scope to shared+" + std::to_string(offset) +
+              "; allowed: global memory, at block scope also shared memory");
 }
 
 inline std::uint64_t now_ns() {

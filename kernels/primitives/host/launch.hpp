@@ -5,17 +5,6 @@
 
 namespace deep_ep::host_machine {
 
-/// Puts the launch into a stream; nullptr is the default stream of the calling thread's executor.
-inline void enqueue(KernelLaunch launch, void* stream) {
-  auto* queue = static_cast<LaunchQueue*>(stream);
-  if (queue == nullptr) {
-    const DefaultQueue find = default_queue.load(std::memory_order_acquire);
-    if (find == nullptr) throw Error("kernel " + std::string(launch.name) + ": there is no host executor");
-    queue = &find();
-  }
-  queue->launch(std::move(launch));
-}
-
 template <class Kernel>
 void launch(const typename Kernel::Params& params, const LaunchShape& shape, void* stream,
             void (*entry)(const void*, std::byte*)) {

@@ -2,7 +2,6 @@
 // delayed copies) is the folder machine/; this is only its interface, so that kernels need not know it.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -37,18 +36,15 @@ class Machine {
   virtual void mbarrier_init(std::uint64_t& word, std::uint32_t arrivals) = 0;
   virtual void mbarrier_fence_init() = 0;
   virtual void mbarrier_arrive(std::uint64_t& word, std::uint32_t expected_bytes) = 0;
-  virtual bool mbarrier_test(std::uint64_t& word, std::uint32_t parity) = 0;
-  virtual void mbarrier_wait(std::uint64_t& word, std::uint32_t parity) = 0;
+  /// Has the phase of this parity ended? It has when a thread that `waits` gets its answer.
+  virtual bool mbarrier_look(std::uint64_t& word, std::uint32_t parity, bool waits) = 0;
 
   virtual void bulk_load(void* shared, const void* global, std::uint32_t bytes, std::uint64_t& mbarrier) = 0;
   virtual void bulk_store(void* global, const void* shared, std::uint32_t bytes) = 0;
   virtual void bulk_commit() = 0;
-  virtual void bulk_wait_read(int groups_left) = 0;
-  virtual void bulk_wait(int groups_left) = 0;
+  /// `reads_alone`: until they have read shared memory; otherwise until they are complete.
+  virtual void bulk_wait(int groups_left, bool reads_alone) = 0;
   virtual void bulk_fence_global() = 0;
-
-  /// Throws: an access at GPU or system scope, for which a GPU takes global memory alone, has met `shared`.
-  virtual void refuse_shared(const void* shared) = 0;
 };
 
 /// Who is running. One per fiber, made by the machine.
@@ -86,15 +82,8 @@ struct KernelLaunch {
   void (*entry)(const void* params, std::byte* shared) = nullptr;
 };
 
-/// What a stream handle of the host executor points to.
-class LaunchQueue {
- public:
-  virtual ~LaunchQueue() = default;
-  virtual void launch(KernelLaunch launch) = 0;
-};
-
-/// Finds the default stream of the calling thread's current executor; set by the first host executor.
-using DefaultQueue = LaunchQueue& (*)();
-[[gnu::visibility("default")]] inline constinit std::atomic<DefaultQueue> default_queue{nullptr};
+/// Puts the launch into a stream; nullptr is the default stream of the calling thread's executor. A pointer, so that
+/// tests can put something before the machine's function.
+[[gnu::visibility("default")]] extern void (*enqueue)(KernelLaunch launch, void* stream);
 
 }  // namespace deep_ep::host_machine

@@ -39,6 +39,9 @@ class LaunchesExecutor : public CountingExecutor {
  private:
   template <auto kMember, class Params>
   static void see(const Params& params, const LaunchShape& shape, void* stream) {
+    const struct Forget {
+      ~Forget() { seen_ = nullptr; }
+    } if_the_launcher_throws;
     seen_ = next_.owner;
     (next_.kernels->*kMember)(params, shape, stream);
   }

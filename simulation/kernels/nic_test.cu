@@ -78,10 +78,14 @@ DEEP_EP_DEVICE std::uint64_t step(const NicTestTask& task, int i) {
 
 DEEP_EP_DEVICE void send(const NicTestParams& params, Side& side) {
   const NicTestTask& batch = params.task;
-  const std::uint64_t from = batch.answered ? layout::kOutgoingSlots : layout::kOutgoing;
-  const std::uint64_t to = batch.answered ? layout::kIncomingSlots : layout::kIncoming;
   bool good = side.put(layout::kIncoming, layout::kOutgoing, 64, lane_index() == 0) && side.queue().quiet();
   if (batch.entries == 0) return;
+  const auto write = [&](std::uint64_t round) {
+    std::uint32_t* words = side.words(layout::kOutgoing);
+    for (int i = lane_index(); i < batch.places * batch.words; i += kWarpSize) words[i] = layout::word_of(round, i);
+    warp::sync();  // what a lane sends was written by all of them
+  };
+  if (!batch.answered) write(0);
   const std::uint64_t begin = warp::shuffle(now_ns(), 0);
   const auto took = [&] { return warp::shuffle(now_ns(), 0) - begin; };
   std::uint64_t operations = 0, sent = 0;
@@ -89,14 +93,11 @@ DEEP_EP_DEVICE void send(const NicTestParams& params, Side& side) {
   std::uint64_t before = 0;  // tickets of the last two batches: no more is under way
   for (std::uint64_t round = 1; good && operations < params.operations && took() < params.budget_ns; ++round) {
     const std::uint64_t ticket = side.queue().posted();
-    std::uint32_t* words = side.words(from);
-    const int fresh = batch.answered ? batch.places * batch.words : 0;
-    for (int i = lane_index(); i < fresh; i += kWarpSize) words[i] = layout::word_of(round, i);
-    warp::sync();  // what a lane sends was written by all of them
+    if (batch.answered) write(round);
     for (int i = lane_index(); i < batch.entries; i += kWarpSize) {
       if (batch.places != 0) {
         const std::uint64_t at = std::uint64_t{bytes} * static_cast<std::uint64_t>(i % batch.places);
-        good = good && side.put(to + at, from + at, bytes);
+        good = good && side.put(layout::kIncoming + at, layout::kOutgoing + at, bytes);
       }
       if (batch.counters != 0) good = good && side.add(counter_at(i % batch.counters), step(batch, i));
     }
@@ -127,7 +128,7 @@ DEEP_EP_DEVICE void send(const NicTestParams& params, Side& side) {
 /// Looks at the data of this round, or, of batches without answers, of all (0).
 DEEP_EP_DEVICE void check(const NicTestTask& batch, const Side& side, std::uint64_t round) {
   const std::uint64_t sent = load_weak(side.counter(layout::kReport));
-  const std::uint32_t* words = side.words(batch.answered ? layout::kIncomingSlots : layout::kIncoming);
+  const std::uint32_t* words = side.words(layout::kIncoming);
   const int count = round == 0 && sent == 0 ? 0 : batch.places * batch.words;
   for (int i = count - 1 - lane_index(); i >= 0; i -= kWarpSize) {  // what was sent last first
     side.compare(round, i / batch.words, layout::word_of(round, i), load_weak(words + i));

@@ -47,12 +47,10 @@ inline constexpr std::uint64_t kSignal = 0;   ///< rounds that the sender has se
 inline constexpr std::uint64_t kAnswer = 8;   ///< rounds that the receiver has seen
 inline constexpr std::uint64_t kReport = 16;  ///< operations that the sender has made
 inline constexpr std::uint64_t kCounters = 64;
-inline constexpr std::uint64_t kIncomingSlots = kCounters + 8 * kSlots;
-inline constexpr std::uint64_t kIncoming = 80 << 10;  ///< messages
+inline constexpr std::uint64_t kIncoming = 80 << 10;
 inline constexpr std::uint64_t kOutgoing = kIncoming + std::uint64_t{kMessages} * kMessageBytes;
-inline constexpr std::uint64_t kOutgoingSlots = kOutgoing + std::uint64_t{kMessages} * kMessageBytes;
-inline constexpr std::uint64_t kPairBytes = kOutgoingSlots + (80 << 10);
-static_assert(kIncomingSlots + 4 * kSlots * kSlotWords <= kIncoming);
+inline constexpr std::uint64_t kPairBytes = kOutgoing + std::uint64_t{kMessages} * kMessageBytes;
+static_assert(kCounters + 8 * kSlots <= kIncoming && 4 * kSlots * kSlotWords <= kOutgoing - kIncoming);
 
 /// Rounds of writes and fetch-adds in turn; the receiver looks at each round's data.
 inline constexpr NicTestTask kEntries{true, kSlots, kSlots, kSlotWords, kSlots};
@@ -73,7 +71,7 @@ DEEP_EP_HOST_DEVICE constexpr std::uint32_t word_of(std::uint64_t round, int pla
 struct NicTestParams {
   NicTestTask task;
   RdmaQueuePair queues[2 * nic_test::kMostPairs];
-  std::byte* heap = nullptr;         ///< this side's; all but the outgoing messages is 0
+  std::byte* heap = nullptr;         ///< this side's, of zeros
   std::uint64_t operations = 0;      ///< enough of them
   std::uint64_t budget_ns = 0;       ///< enough time
   NicTestResult* results = nullptr;  ///< [warps], of zeros

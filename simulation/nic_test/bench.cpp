@@ -15,13 +15,6 @@ namespace layout = deep_ep::nic_test;
 
 constexpr std::size_t kWarps = 2 * std::size_t{kMostPairs};
 
-/// What the senders' long writes take their bytes from.
-std::vector<std::uint32_t> messages() {
-  std::vector<std::uint32_t> words(layout::kMessages * std::size_t{layout::kMessageBytes} / 4);
-  for (std::size_t i = 0; i < words.size(); ++i) words[i] = layout::word_of(0, static_cast<int>(i));
-  return words;
-}
-
 }  // namespace
 
 Bench::Bench(Bootstrap& bootstrap, const std::shared_ptr<Executor>& executor)
@@ -62,12 +55,7 @@ void Bench::clear(const Task& task) {
   std::fill_n(results_.get(), kWarps, NicTestResult{});
   std::fill_n(faults_.get(), 2, FaultRecord{});
   executor_->fill(abort_.get(), 0, sizeof *abort_, stream);
-  const std::vector<std::uint32_t> sent = messages();
-  for (int pair = 0; pair < task.pairs; ++pair) {
-    std::byte* memory = heap_->local() + static_cast<std::uint64_t>(pair) * layout::kPairBytes;
-    executor_->fill(memory, 0, layout::kOutgoing, stream);
-    executor_->copy(memory + layout::kOutgoing, sent.data(), 4 * sent.size(), stream);
-  }
+  executor_->fill(heap_->local(), 0, static_cast<std::size_t>(task.pairs) * layout::kPairBytes, stream);
   executor_->synchronize(stream);
 }
 

@@ -204,6 +204,4 @@ Line judge_bandwidth(const std::vector<Run>& runs, const Link& link) {
           advice_on_rate(link)};
 }
 
-Line skipped(const std::string& name, const std::string& why) { return {name, Outcome::skip, why}; }
-
 }  // namespace deep_ep::rdma::nic_test

@@ -20,7 +20,4 @@ Line judge_wrong_key(const Run& run);
 /// and ATS is the likely cause.
 Line judge_bandwidth(const std::vector<Run>& runs, const Link& link);
 
-/// A check that was left out.
-Line skipped(const std::string& name, const std::string& why);
-
 }  // namespace deep_ep::rdma::nic_test

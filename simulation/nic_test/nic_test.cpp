@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "csrc/bootstrap/agreement.hpp"
+#include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
 #include "simulation/nic_test/judge.hpp"
@@ -17,24 +18,11 @@ namespace layout = deep_ep::nic_test;
 
 constexpr double kMostOfAWay = 2;  ///< seconds for a completion; there are several ways, and most answer at once
 
-/// While it lives, failures are meant to be.
-class OnPurpose {
- public:
-  OnPurpose() { log::info("{}", kFailuresBegin); }
-  ~OnPurpose() { log::info("{}", kFailuresEnd); }
-  OnPurpose(const OnPurpose&) = delete;
-  OnPurpose& operator=(const OnPurpose&) = delete;
-};
-
 /// The checks of one NIC, one after the other. What ranks decide by the clock or by what they saw, they decide alike.
 class Examination {
  public:
-  Examination(Bootstrap& bootstrap, const Subject& subject, const Limits& limits, const Deadline& deadline)
-      : bootstrap_(bootstrap),
-        subject_(subject),
-        limits_(limits),
-        deadline_(deadline),
-        bench_(bootstrap, subject.executor) {}
+  Examination(Bootstrap& bootstrap, const Subject& subject, const Limits& limits)
+      : bootstrap_(bootstrap), subject_(subject), limits_(limits), bench_(bootstrap, subject.executor) {}
 
   Lines examine() {
     check("queue_pairs", [&] {
@@ -59,7 +47,7 @@ class Examination {
     });
     // Where nothing moves at all these would only wait in vain: that time is for the other ways.
     const auto check_movement = [&](const char* name, const std::function<Line()>& examine) {
-      stuck ? lines_.push_back(skipped(name, "entries did not get through")) : check(name, examine);
+      stuck ? lines_.push_back(Line{name, Outcome::skip, "entries did not get through"}) : check(name, examine);
     };
     check_movement("litmus", [&] { return judge_litmus(measure(layout::kLitmus)); });
     check_movement("atomics", [&] { return judge_additions(measure(layout::kAdditions)); });
@@ -91,7 +79,7 @@ class Examination {
   /// What is thrown is a failure. Always adds one line.
   void check(const std::string& name, const std::function<Line()>& examine) {
     if (anywhere(deadline_.expired())) {
-      lines_.push_back(skipped(name, fmt::format("no time was left of {} s", deadline_.seconds())));
+      lines_.push_back({name, Outcome::skip, fmt::format("no time was left of {} s", deadline_.seconds())});
       return;
     }
     Line line;
@@ -114,7 +102,8 @@ class Examination {
   }
 
   Line handler() {
-    if (!subject_.wants_gpu_handler) return skipped("handler", "kernels are not to ring this machine's NIC");
+    if (!subject_.wants_gpu_handler)
+      return Line{"handler", Outcome::skip, "kernels are not to ring this machine's NIC"};
     const NicHandler handler = bench_.ends()->handler();
     if (handler == NicHandler::gpu) return {"handler", Outcome::pass, "kernels ring the NIC"};
     return {"handler", Outcome::fail,
@@ -134,7 +123,8 @@ class Examination {
   }
 
   Line wrong_key() {
-    const OnPurpose on_purpose;
+    log::info("{}", kFailuresBegin);
+    const std::shared_ptr<void> to_the_end(nullptr, [](void*) { log::info("{}", kFailuresEnd); });
     // Wrong in one of mlx5's eight bits that tell a key from older ones of the same memory.
     const Run run = measure({.what = {}, .seconds = limits_.phase_s, .wrong_bits = 0x80});
     bench_.disconnect();  // before that ends: devices report such failures late, too
@@ -143,7 +133,7 @@ class Examination {
   }
 
   void check_other_ways() {
-    if (subject_.others.empty()) lines_.push_back(skipped("way", subject_.no_others));
+    if (subject_.others.empty()) lines_.push_back(Line{"way", Outcome::skip, subject_.no_others});
     for (const NicHandler other : subject_.others) {
       check("way", [&] {
         bench_.connect(other, subject_.make, 1);
@@ -158,7 +148,7 @@ class Examination {
   Bootstrap& bootstrap_;
   const Subject& subject_;
   const Limits& limits_;
-  const Deadline& deadline_;
+  const Deadline deadline_{limits_.seconds};
   Bench bench_;
   Lines lines_;
   bool connected_ = false;
@@ -166,8 +156,8 @@ class Examination {
 
 }  // namespace
 
-Lines test_nic(Bootstrap& bootstrap, const Subject& subject, const Limits& limits, const Deadline& deadline) {
-  return Examination(bootstrap, subject, limits, deadline).examine();
+Lines test_nic(Bootstrap& bootstrap, const Subject& subject, const Limits& limits) {
+  return Examination(bootstrap, subject, limits).examine();
 }
 
 }  // namespace deep_ep::rdma::nic_test

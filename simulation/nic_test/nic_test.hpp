@@ -6,7 +6,6 @@
 #include <string_view>
 #include <vector>
 
-#include "csrc/support/deadline.hpp"
 #include "deep_ep/error.hpp"
 #include "simulation/nic_test/bench.hpp"
 #include "simulation/nic_test/outcome.hpp"
@@ -33,10 +32,11 @@ struct Limits {
   std::uint64_t entries = 70000;  ///< more than the 16-bit index counts
   double entries_s = 10;          ///< time for them
   double phase_s = 0.3;           ///< of each measurement
+  double seconds = 0;             ///< checks that begin later are skipped; 0: none
 };
 
-/// Collective. Lines of all checks; throws only where there is no memory for them, or the other side has gone. Checks
-/// that begin after `deadline` are skipped. What fails on one side fails on both.
-Lines test_nic(Bootstrap& bootstrap, const Subject& subject, const Limits& limits, const Deadline& deadline);
+/// Collective. Lines of all checks; throws only where there is no memory for them, or the other side has gone. What
+/// fails on one side fails on both.
+Lines test_nic(Bootstrap& bootstrap, const Subject& subject, const Limits& limits);
 
 }  // namespace deep_ep::rdma::nic_test

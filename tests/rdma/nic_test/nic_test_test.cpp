@@ -139,7 +139,9 @@ class NicTest : public testing::Test {
   rdma::nic_test::Limits limits_{.wait_s = patience(), .entries = 2000, .entries_s = scaled(20), .phase_s = 0.02};
 
   Lines run(const rdma::nic_test::Subject& subject, double seconds = 0) const {
-    return rdma::nic_test::test_nic(*make_thread_bootstraps(1).front(), subject, limits_, Deadline(seconds));
+    rdma::nic_test::Limits limits = limits_;
+    limits.seconds = seconds;
+    return rdma::nic_test::test_nic(*make_thread_bootstraps(1).front(), subject, limits);
   }
   static std::string outcomes(const Lines& lines) {
     std::string text;
@@ -243,8 +245,8 @@ std::vector<Lines> run_both(const rdma::nic_test::Limits& limits, const std::vec
   const auto bootstraps = make_thread_bootstraps(2, long_patience());
   std::vector<Lines> lines(2);
   expect_nothing_thrown(run_threads(2, [&](int rank) {
-    lines[static_cast<std::size_t>(rank)] = rdma::nic_test::test_nic(
-        *bootstraps[static_cast<std::size_t>(rank)], sides[static_cast<std::size_t>(rank)], limits, Deadline(0));
+    lines[static_cast<std::size_t>(rank)] = rdma::nic_test::test_nic(*bootstraps[static_cast<std::size_t>(rank)],
+                                                                     sides[static_cast<std::size_t>(rank)], limits);
   }));
   return lines;
 }

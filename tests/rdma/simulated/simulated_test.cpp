@@ -131,7 +131,7 @@ TEST_P(SimulatedWire, PassesTheNicTest) {
                                         .entries_s = scaled(10),
                                         .phase_s = gpu() ? 0.3 : 0.02};
     for (const auto& [check, outcome, found, meaning, action] :
-         rdma::nic_test::test_nic(*make_thread_bootstraps(1).front(), subject, limits, Deadline(0))) {
+         rdma::nic_test::test_nic(*make_thread_bootstraps(1).front(), subject, limits)) {
       std::printf("%s: %s\n", check.c_str(), found.c_str());
       // Skipped: other ways, of which there are none, and too few entries to wrap.
       const bool may_be_skipped = check == "way" || found.find("all data is right") != std::string::npos;

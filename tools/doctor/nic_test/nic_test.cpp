@@ -23,43 +23,19 @@ const char* word_of(Outcome outcome) {
   return outcome == Outcome::pass ? "PASS" : outcome == Outcome::skip ? "SKIP" : "FAIL";
 }
 
-/// Takes the library's log lines: failures on purpose are not for the terminal. The sink may outlive this object.
-class LogTaker {
- public:
-  LogTaker() {
-    set_log_sink(
-        [lines = lines_](LogLevel level, std::string_view line) {
-          const std::lock_guard lock(lines->mutex);
-          constexpr const char* kNames[] = {"trace", "debug", "info", "warn", "error"};
-          lines->all.push_back(fmt::format("{}: {}", kNames[static_cast<std::size_t>(level)], line));
-        },
-        log::enabled(LogLevel::trace) ? LogLevel::trace : LogLevel::debug);
-  }
-  ~LogTaker() { set_log_sink({}); }
-
-  std::vector<std::string> take() {
-    const std::lock_guard lock(lines_->mutex);
-    return std::move(lines_->all);
-  }
-
- private:
-  struct Lines {
-    std::mutex mutex;
-    std::vector<std::string> all;
-  };
-  std::shared_ptr<Lines> lines_ = std::make_shared<Lines>();
-};
-
-}  // namespace
-
+/// For each of so many NICs. With the default of `seconds` even eight that do not answer at all take less than a
+/// minute.
 rdma::nic_test::Limits limits_of(double seconds, std::size_t nics) {
-  const double share = seconds / static_cast<double>(nics);
+  const double share = seconds / static_cast<double>(std::max<std::size_t>(nics, 1));
   rdma::nic_test::Limits limits;
   limits.wait_s = std::max(1.5, share / 22);
   limits.entries_s = share / 3;
   limits.phase_s = std::min(0.3, share / 20);
+  limits.seconds = share;
   return limits;
 }
+
+}  // namespace
 
 int NicTestReport::count(Outcome outcome) const {
   std::ptrdiff_t found = 0;
@@ -135,27 +111,36 @@ NicTestReport test_nics(const Patient& patient, const NicTestOptions& options) {
   if (options.listen && !options.peer.empty()) {
     throw InvalidArgument("--listen and --peer: one machine listens, the other one names it as its peer");
   }
-  LogTaker log;
+  // Failures on purpose are not for the terminal.
+  struct Log {
+    std::mutex mutex;
+    std::vector<std::string> lines;
+  };
+  const auto log = std::make_shared<Log>();
+  set_log_sink(
+      [log](LogLevel level, std::string_view line) {
+        const std::lock_guard lock(log->mutex);
+        constexpr const char* kNames[] = {"trace", "debug", "info", "warn", "error"};
+        log->lines.push_back(fmt::format("{}: {}", kNames[static_cast<std::size_t>(level)], line));
+      },
+      log::enabled(LogLevel::trace) ? LogLevel::trace : LogLevel::debug);
+  const std::shared_ptr<void> sink_to_the_end(nullptr, [](void*) { set_log_sink({}); });
   std::shared_ptr<Bootstrap> bootstrap = make_thread_bootstraps(1).front();
   if (options.listen) bootstrap = make_socket_bootstrap(0, 2, "", options.port, options.seconds);
   if (!options.peer.empty()) {
     const PeerAddress peer = parse_peer(options.peer, options.port);
     bootstrap = make_socket_bootstrap(1, 2, peer.host, peer.port, options.seconds);
   }
-  Subjects found = find_subjects(patient, {.wire = wire_of(options.wire),
-                                           .device = options.device,
-                                           .between_machines = bootstrap->size() > 1,
-                                           .retry_s = options.seconds / 90});
+  Subjects found = find_subjects(patient, options);
   // Between machines the first NIC meets the first, and so on.
   std::size_t count = found.subjects.size();
   for (const std::size_t theirs : all_gather_values(*bootstrap, count)) count = std::min(count, theirs);
   NicTestReport report;
-  const double share = options.seconds / static_cast<double>(std::max<std::size_t>(count, 1));
   for (std::size_t i = 0; i < count; ++i) {
     const rdma::nic_test::Subject& subject = found.subjects[i];
     TestedNic& tested = report.nics.emplace_back(TestedNic{subject.name, {}});
     try {
-      tested.lines = rdma::nic_test::test_nic(*bootstrap, subject, limits_of(options.seconds, count), Deadline(share));
+      tested.lines = rdma::nic_test::test_nic(*bootstrap, subject, limits_of(options.seconds, count));
     } catch (const Error& error) {
       tested.lines.push_back({"nic", Outcome::fail, error.what(), "this NIC's test did not come to its end",
                               "as the text says; between machines, also what the other one reports"});
@@ -167,7 +152,8 @@ NicTestReport test_nics(const Patient& patient, const NicTestOptions& options) {
     found.leave_out(fmt::format("{}: the other machine has fewer NICs, or is gone", found.subjects[i].name));
   }
   if (!found.left_out.empty()) report.nics.push_back({"not tested", found.left_out});
-  report.log = log.take();
+  const std::lock_guard lock(log->mutex);
+  report.log = std::move(log->lines);
   return report;
 }
 

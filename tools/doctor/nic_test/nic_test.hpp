@@ -15,11 +15,13 @@ inline constexpr std::uint16_t kNicTestPort = 18650;
 
 struct NicTestOptions {
   std::string wire = "auto";
-  std::string device = "auto";
-  bool listen = false;  ///< for the other machine's --peer
-  std::string peer;     ///< HOST[:PORT] that listens
+  std::string device = "auto";  ///< see choose_device
+  bool listen = false;          ///< for the other machine's --peer
+  std::string peer;             ///< HOST[:PORT] that listens
   std::uint16_t port = kNicTestPort;
   double seconds = 45;  ///< for all of it, and as long again for the other machine to come
+
+  bool between_machines() const { return listen || !peer.empty(); }
 };
 
 struct TestedNic {
@@ -46,9 +48,6 @@ struct PeerAddress {
 };
 /// "HOST", "HOST:PORT", "[IPv6]:PORT". InvalidArgument. `port`: where the text names none.
 PeerAddress parse_peer(const std::string& text, std::uint16_t port = kNicTestPort);
-
-/// So that with the default of `seconds` even eight NICs that do not answer at all take less than a minute.
-rdma::nic_test::Limits limits_of(double seconds, std::size_t nics);
 
 /// InvalidArgument for options that make no sense; failures of NICs are in the report.
 NicTestReport test_nics(const Patient& patient, const NicTestOptions& options);

@@ -20,10 +20,27 @@ namespace {
 
 using rdma::nic_test::Subject;
 
+rdma::WireSetting wire_of(const std::string& text) {
+  try {
+    return rdma::parse_wire(text);
+  } catch (const InvalidArgument& error) {
+    fail<InvalidArgument>("--wire {}: {}", text, error.what());
+  }
+}
+
+/// The path with a time-out by which a NIC that gets no answer gives up within `seconds`, if it is not shorter anyway.
+rdma::PathOptions giving_up_within(rdma::PathOptions path, double seconds) {
+  const auto tries_for = [&](int timeout) { return 4.096e-6 * std::exp2(timeout) * (path.retry_count + 1); };
+  if (path.ack_timeout == 0) path.ack_timeout = 31;  // for ever
+  while (path.ack_timeout > 1 && tries_for(path.ack_timeout) > seconds) --path.ack_timeout;
+  return path;
+}
+
 /// Opens the NIC and makes queue pairs on it.
 rdma::nic_test::MakeEndsOn on_nic(const rdma::NicAssignment& nic, const std::shared_ptr<Executor>& executor,
-                                  rdma::RdmaSettings settings, double retry_s) {
-  settings.path = giving_up_within(settings.path, retry_s);
+                                  rdma::RdmaSettings settings, const NicTestOptions& options) {
+  // So that NICs say why they cannot reach a peer before this test is tired of waiting.
+  settings.path = giving_up_within(settings.path, options.seconds / 90);
   return [=](rdma::NicHandler handler, const SymmetricHeap& heap, const rdma::ConnectionOptions& options) {
     rdma::verbs::NicAccess opened = rdma::verbs::open_nic(nic, *executor, settings, heap);
     return rdma::verbs::make_nic_ends(handler, opened, executor, options);
@@ -49,11 +66,11 @@ rdma::nic_test::Link link_of(const rdma::NicAssignment& nic, bool relaxed_orderi
 }
 
 Subject nic_subject(const rdma::NicAssignment& nic, const std::shared_ptr<Executor>& executor, const std::string& by,
-                    const rdma::RdmaSettings& settings, const SubjectChoice& choice) {
+                    const rdma::RdmaSettings& settings, const NicTestOptions& options) {
   const bool cuda = executor->device().kind == Device::Kind::cuda;
   Subject subject{.name = fmt::format("{}, rung by {}", nic.name(), by),
                   .executor = executor,
-                  .make = on_nic(nic, executor, settings, choice.retry_s),
+                  .make = on_nic(nic, executor, settings, options),
                   .handler = settings.nic_handler,
                   .others = {},
                   .no_others = "handler cpu: there is no doorbell register, and rings lie in host memory",
@@ -62,7 +79,7 @@ Subject nic_subject(const rdma::NicAssignment& nic, const std::shared_ptr<Execut
   const bool has_registers = cuda && nic.nic.capability == rdma::Capability::mlx5;
   subject.wants_gpu_handler = has_registers && settings.nic_handler < rdma::NicHandler::doorbell;
   subject.link.is_judged = subject.wants_gpu_handler;
-  if (choice.between_machines) {
+  if (options.between_machines()) {
     subject.no_others = "other handlers are tested without --listen and --peer";
   } else if (subject.wants_gpu_handler) {
     subject.others = {rdma::NicHandler::doorbell, rdma::NicHandler::cpu};
@@ -70,7 +87,7 @@ Subject nic_subject(const rdma::NicAssignment& nic, const std::shared_ptr<Execut
   return subject;
 }
 
-void add_nics_of_gpus(const Patient& patient, const SubjectChoice& choice, Subjects& found) {
+void add_nics_of_gpus(const Patient& patient, const NicTestOptions& options, Subjects& found) {
   std::map<std::string, std::string> rung_by;
   for (int gpu = 0; gpu < cuda_device_count(); ++gpu) {
     const std::string by = fmt::format("GPU {}", gpu);
@@ -81,7 +98,7 @@ void add_nics_of_gpus(const Patient& patient, const SubjectChoice& choice, Subje
         found.leave_out(fmt::format("{} has {}, which {} has tested", by, first->first, first->second));
         continue;
       }
-      found.subjects.push_back(nic_subject(nic, make_executor(Device::Kind::cuda, gpu), by, patient.settings, choice));
+      found.subjects.push_back(nic_subject(nic, make_executor(Device::Kind::cuda, gpu), by, patient.settings, options));
     } catch (const Error& error) {
       found.leave_out(fmt::format("{}: {}", by, error.what()));
     }
@@ -89,7 +106,7 @@ void add_nics_of_gpus(const Patient& patient, const SubjectChoice& choice, Subje
   for (const std::string& nic : patient.map.unused) found.leave_out(nic);
 }
 
-void add_nics_of_cpu(const Patient& patient, const SubjectChoice& choice, Subjects& found) {
+void add_nics_of_cpu(const Patient& patient, const NicTestOptions& options, Subjects& found) {
   // As many ranks as NICs: each usable one gets a rank, and ranks beyond share.
   const rdma::NicMap map = rdma::map_gpus_to_nics(rdma::ranks_without_gpu(static_cast<int>(patient.nics.size())),
                                                   patient.nics, patient.settings);
@@ -97,33 +114,19 @@ void add_nics_of_cpu(const Patient& patient, const SubjectChoice& choice, Subjec
   for (std::size_t rank = 0; rank < map.rows.size(); ++rank) {
     const std::vector<rdma::NicAssignment>& nics = map.rows[rank].nics;
     if (nics.empty() || !names.insert(nics.front().name()).second) continue;
-    found.subjects.push_back(nic_subject(nics.front(), make_host_executor(), "the CPU", patient.settings, choice));
+    found.subjects.push_back(nic_subject(nics.front(), make_host_executor(), "the CPU", patient.settings, options));
   }
   for (const std::string& nic : map.unused) found.leave_out(nic);
 }
 
 }  // namespace
 
-rdma::WireSetting wire_of(const std::string& text) {
-  try {
-    return rdma::parse_wire(text);
-  } catch (const InvalidArgument& error) {
-    fail<InvalidArgument>("--wire {}: {}", text, error.what());
-  }
-}
-
-rdma::PathOptions giving_up_within(rdma::PathOptions path, double seconds) {
-  const auto tries_for = [&](int timeout) { return 4.096e-6 * std::exp2(timeout) * (path.retry_count + 1); };
-  if (path.ack_timeout == 0) path.ack_timeout = 31;  // for ever
-  while (path.ack_timeout > 1 && tries_for(path.ack_timeout) > seconds) --path.ack_timeout;
-  return path;
-}
-
-Subjects find_subjects(const Patient& patient, const SubjectChoice& choice) {
+Subjects find_subjects(const Patient& patient, const NicTestOptions& options) {
   if (!patient.refused.empty()) throw InvalidArgument(patient.refused);
-  const Device::Kind kind = choose_device(choice.device, 1);
+  const Device::Kind kind = choose_device(options.device, 1);
   Subjects found;
-  const rdma::WireSetting& wanted = choice.wire.kind == rdma::WireKind::automatic ? patient.settings.wire : choice.wire;
+  rdma::WireSetting wanted = wire_of(options.wire);
+  if (wanted.kind == rdma::WireKind::automatic) wanted = patient.settings.wire;
   rdma::WireKind wire = wanted.kind;
   if (wire == rdma::WireKind::automatic && patient.nics.empty()) {
     wire = rdma::WireKind::local;
@@ -145,7 +148,7 @@ Subjects find_subjects(const Patient& patient, const SubjectChoice& choice) {
          .no_others = "there is no NIC, so no doorbell register"});
     return found;
   }
-  kind == Device::Kind::cuda ? add_nics_of_gpus(patient, choice, found) : add_nics_of_cpu(patient, choice, found);
+  kind == Device::Kind::cuda ? add_nics_of_gpus(patient, options, found) : add_nics_of_cpu(patient, options, found);
   if (found.subjects.empty()) {
     const std::string why = rdma::why_no_rdma(patient.map);
     found.left_out.push_back({"nic", rdma::nic_test::Outcome::fail,

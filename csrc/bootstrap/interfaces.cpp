@@ -39,13 +39,13 @@ SocketAddress own_address(const SocketChoice& choice, const ifaddrs* list) {
 }
 
 DeviceFilter parse_interfaces(const environment::Value& value) {
-  return {value, /*prefixes=*/value.name != "GLOO_SOCKET_IFNAME", /*ports=*/false};
+  return {value, /*prefixes=*/value.name != "GLOO_SOCKET_IFNAME", ListOf::names};
 }
 
 SocketChoice read_socket_choice(const environment::Source& source) {
   SocketChoice choice;
   environment::Reader reader(source);
-  choice.interfaces = reader.read("DEEP_EP_SOCKET_IFNAME", parse_interfaces).value_or(DeviceFilter());
+  choice.interfaces = reader.read("DEEP_EP_SOCKET_IFNAME", parse_interfaces);
   const std::string family = reader.value("DEEP_EP_SOCKET_FAMILY").text;
   if (family == "AF_INET") choice.family = AF_INET;
   if (family == "AF_INET6") choice.family = AF_INET6;

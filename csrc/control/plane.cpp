@@ -39,7 +39,7 @@ Settings read_settings() {
   environment::Reader reader;
   const bool on = reader.value("DEEP_EP_CONTROL").text == "on";
   const auto ports = [](const environment::Value& value) { return parse_ports(value.text); };
-  return {.on = on, .ports = reader.read("DEEP_EP_CONTROL_PORTS", ports).value_or(PortRange())};
+  return {.on = on, .ports = reader.read("DEEP_EP_CONTROL_PORTS", ports)};
 }
 
 }  // namespace

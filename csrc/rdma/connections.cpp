@@ -28,7 +28,7 @@ void log_map(const NicMap& map, const RdmaSettings& settings) {
   static std::atomic_flag is_logged;
   if (is_logged.test_and_set()) return;
   if (!settings.taken.empty()) log::info("rdma: in effect: {}", fmt::join(settings.taken, ", "));
-  for (std::size_t gpu = 0; gpu < map.rows.size(); ++gpu) log::info("rdma: {}", map.line(gpu));
+  for (const NicMapRow& row : map.rows) log::info("rdma: {}", row.text());
   for (const std::string& nic : map.unused) log::info("rdma: not used: {}", nic);
   for (const std::string& warning : map.warnings) log::warn("rdma: {}", warning);
 }

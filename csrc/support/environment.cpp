@@ -12,36 +12,24 @@
 namespace deep_ep::environment {
 namespace {
 
-constexpr std::string_view kNothing;
-
-// -1 is the word of NVSHMEM and NCCL for "choose by yourself".
-constexpr std::string_view gid_index(std::string_view, std::string_view value) {
-  return value == "-1" ? kNothing : value;
-}
-
-constexpr std::string_view nic_handler(std::string_view, std::string_view value) {
+/// What a value of another library's variable says in the words of the table; empty: it decides nothing, as if it were
+/// not set.
+std::string_view in_own_words(const Variable& variable, std::string_view name, std::string_view value) {
+  if (name == "EP_BUFFER_DEBUG") return value == "0" ? "" : "debug";
+  if (name.ends_with("_DEBUG")) {  // NVSHMEM's may be a list, of which the most talkative counts
+    const auto has = [&](std::string_view word) { return value.find(word) != std::string_view::npos; };
+    if (has("TRACE") || has("trace")) return "trace";
+    if (has("INFO") || has("info")) return "info";
+    if (has("WARN") || has("warn")) return "warn";
+    return value == "VERSION" || value == "version" || value == "NONE" ? "" : value;
+  }
+  // Each disables or enables, and can only switch it off: one that leaves it on says nothing against the others.
+  if (variable.choices.ends_with("|off")) {
+    const bool is_no = value == "0" || value == "false" || value == "no" || value == "off";
+    return name.ends_with("_ENABLE") == is_no ? "off" : "";
+  }
+  if (value == "-1" || value == "AF_UNSPEC") return {};  // words of NVSHMEM and NCCL for "choose by yourself"
   return value == "cpu_host_memory" ? "cpu" : value;
-}
-
-// Each disables or enables, and can only switch it off: one that leaves it on says nothing against the others.
-constexpr std::string_view switched_off(std::string_view name, std::string_view value) {
-  const bool is_no = value == "0" || value == "false" || value == "no" || value == "off";
-  return name.ends_with("_ENABLE") == is_no ? "off" : kNothing;
-}
-
-// "AF_UNSPEC" is NVSHMEM's word for both.
-constexpr std::string_view socket_family(std::string_view, std::string_view value) {
-  return value == "AF_UNSPEC" ? kNothing : value;
-}
-
-// NVSHMEM's value may be a list, of which the most talkative counts. DeepEP's switch is a number.
-constexpr std::string_view log_level(std::string_view name, std::string_view value) {
-  if (name == "EP_BUFFER_DEBUG") return value == "0" ? kNothing : "debug";
-  const auto has = [&](std::string_view word) { return value.find(word) != std::string_view::npos; };
-  if (has("TRACE") || has("trace")) return "trace";
-  if (has("INFO") || has("info")) return "info";
-  if (has("WARN") || has("warn")) return "warn";
-  return value == "VERSION" || value == "version" || value == "NONE" ? kNothing : value;
 }
 
 constexpr std::array kVariables = {
@@ -56,14 +44,12 @@ constexpr std::array kVariables = {
              .default_value = "on",
              .choices = "on|off",
              .help = "off (NVSHMEM_DISABLE_P2P=1 or NCCL_P2P_DISABLE=1): low-latency calls reach all other ranks by "
-                     "RDMA, as if the program had switched allow_nvlink off; normal mode within a node needs NVLink",
-             .translate = switched_off},
+                     "RDMA, as if the program had switched allow_nvlink off; normal mode within a node needs NVLink"},
     Variable{.names = {"DEEP_EP_MNNVL", "NVSHMEM_DISABLE_MNNVL", "NCCL_MNNVL_ENABLE"},
              .default_value = "auto",
              .choices = "auto|off",
              .help = "off (NVSHMEM_DISABLE_MNNVL=1 or NCCL_MNNVL_ENABLE=0): heaps are not shared by fabric handles, so "
-                     "ranks of different machines reach each other by RDMA even where NVLink joins the machines",
-             .translate = switched_off},
+                     "ranks of different machines reach each other by RDMA even where NVLink joins the machines"},
     Variable{
         .names = {"DEEP_EP_SOCKET_IFNAME", "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", "NCCL_SOCKET_IFNAME",
                   "GLOO_SOCKET_IFNAME"},
@@ -76,8 +62,8 @@ constexpr std::array kVariables = {
         .names = {"DEEP_EP_SOCKET_FAMILY", "NVSHMEM_BOOTSTRAP_UID_SOCK_FAMILY", "NCCL_SOCKET_FAMILY"},
         .default_value = "",
         .choices = "AF_INET|AF_INET6",
-        .help = "address family of control connections, and by which ranks call rank 0, if there are addresses of both",
-        .translate = socket_family},
+        .help =
+            "address family of control connections, and by which ranks call rank 0, if there are addresses of both"},
     Variable{.names = {"DEEP_EP_JOB_TOKEN"},
              .allowed = "any text, the same on all ranks of a job",
              .help = "ranks that meet by TCP let none in that has another one, so jobs that by mistake use one port do "
@@ -136,8 +122,7 @@ constexpr std::array kVariables = {
              .choices = "auto|gpu|doorbell|cpu",
              .help =
                  "rings the NIC: the GPU itself (gpu), or a CPU thread for it (doorbell), or a CPU thread does all the "
-                 "work (cpu); auto = the first that works on all ranks",
-             .translate = nic_handler},
+                 "work (cpu); auto = the first that works on all ranks"},
     Variable{.names = {"DEEP_EP_RAIL_ONLY"},
              .default_value = "auto",
              .choices = "auto|0|1",
@@ -158,11 +143,13 @@ constexpr std::array kVariables = {
              .help = "NICs that the automatic choice may use; in NCCL_IB_HCA names are beginnings of names unless = "
                      "stands in front"},
     Variable{.names = {"DEEP_EP_RDMA_GID_INDEX", "NVSHMEM_IB_GID_INDEX", "NCCL_IB_GID_INDEX"},
+             .type = Type::unsigned_integer,
              .default_value = "auto",
+             .choices = "auto",
              .allowed = "auto, or a number from 0 to 255",
              .help = "GID that every NIC uses; auto prefers RoCE v2 with an IPv4 address, separately for each NIC. "
                      "Another library's index counts on NICs that have a GID there",
-             .translate = gid_index},
+             .most = 255},
     Variable{.names = {"DEEP_EP_RDMA_TRAFFIC_CLASS", "NVSHMEM_IB_TRAFFIC_CLASS", "NCCL_IB_TC"},
              .type = Type::unsigned_integer,
              .default_value = "0",
@@ -198,8 +185,7 @@ constexpr std::array kVariables = {
              .default_value = "on",
              .choices = "on|off",
              .help = "off (NVSHMEM_IB_DISABLE_DMABUF=1 or NCCL_DMABUF_ENABLE=0): NICs reach GPU memory by peer memory "
-                     "only",
-             .translate = switched_off},
+                     "only"},
     Variable{.names = {"NVSHMEM_QP_DEPTH"},
              .type = Type::unsigned_integer,
              .default_value = "1024",
@@ -232,8 +218,7 @@ constexpr std::array kVariables = {
     Variable{.names = {"DEEP_EP_LOG", "NVSHMEM_DEBUG", "NCCL_DEBUG", "EP_BUFFER_DEBUG"},
              .default_value = "warn",
              .choices = "trace|debug|info|warn|error|off",
-             .help = "how much the library logs",
-             .translate = log_level},
+             .help = "how much the library logs"},
     Variable{.names = {"DEEP_EP_LOG_FILE"},
              .allowed = "%h = host name, %p = process id",
              .help = "file that log lines are appended to; standard error if not set"},
@@ -257,21 +242,22 @@ const Variable& row(std::string_view name) {
   return *found;
 }
 
-/// The value itself. InvalidArgument says why it is none of the variable; a text always is one.
-Value checked(const Variable& variable, const Value& value) {
+/// InvalidArgument says why the value is none of the variable; a text always is one.
+void check(const Variable& variable, const Value& value) {
+  if (std::ranges::count(split(variable.choices, '|'), value.text) != 0) return;
   switch (variable.type) {
     case Type::number:
       if (!parse_positive(value.text)) fail<InvalidArgument>("not a number of zero or more ({})", variable.allowed);
-      break;
+      return;
     case Type::unsigned_integer:
-      if (const auto number = parse_integer(value.text); number && *number <= variable.most) break;
-      if (variable.most != UINT64_MAX) fail<InvalidArgument>("not a number from 0 to {}", variable.most);
-      fail<InvalidArgument>("not a whole number from 0 to 2^64-1 ({})", variable.allowed);
+      if (const auto number = parse_integer(value.text); number && *number <= variable.most) return;
+      if (variable.most == UINT64_MAX) {
+        fail<InvalidArgument>("not a whole number from 0 to 2^64-1 ({})", variable.allowed);
+      }
+      fail<InvalidArgument>("not {}a number from 0 to {}", variable.choices.empty() ? "" : "auto, nor ", variable.most);
     case Type::text:
-      if (variable.choices.empty() || std::ranges::count(split(variable.choices, '|'), value.text) != 0) break;
-      fail<InvalidArgument>("not one of {}", variable.choices);
+      if (!variable.choices.empty()) fail<InvalidArgument>("not one of {}", variable.choices);
   }
-  return value;
 }
 
 }  // namespace
@@ -288,31 +274,32 @@ std::optional<std::string> of_process(std::string_view name) {
   return value != nullptr && *value != '\0' ? std::optional<std::string>(value) : std::nullopt;
 }
 
-std::vector<Value> Reader::values_of(std::string_view variable) const {
-  std::vector<Value> values;
+Value Reader::value(std::string_view variable, const std::function<void(const Value&)>& judge) {
   const Variable& asked = row(variable);
   for (const std::string_view name : asked.names) {
-    std::string text = name.empty() ? std::string() : source_(name).value_or("");
-    if (asked.translate != nullptr && !is_own(name) && !text.empty()) text = std::string(asked.translate(name, text));
-    if (!text.empty()) values.push_back({std::move(text), name});
+    const auto said = source_(name);
+    if (!said) continue;
+    const Value value{is_own(name) ? *said : std::string(in_own_words(asked, name, *said)), name};
+    if (value.text.empty()) continue;
+    try {
+      judge(value);
+      if (!is_own(name)) taken_.push_back(fmt::format("{}={}", name, *said));
+      return value;
+    } catch (const InvalidArgument& error) {
+      if (is_own(name)) fail<InvalidArgument>("environment variable {}='{}': {}", name, value.text, error.what());
+      ignored_.push_back(fmt::format("{}='{}' is ignored: {}", name, value.text, error.what()));
+    }
   }
-  return values;
-}
-
-void Reader::refuse(const Value& value, std::string_view reason) {
-  if (is_own(value.name)) fail<InvalidArgument>("environment variable {}='{}': {}", value.name, value.text, reason);
-  ignored_.push_back(fmt::format("{}='{}' is ignored: {}", value.name, value.text, reason));
+  return {std::string(asked.default_value), {}};
 }
 
 Value Reader::value(std::string_view name) {
-  const Variable& variable = row(name);
-  return read(name, [&](const Value& value) { return checked(variable, value); })
-      .value_or(Value{std::string(variable.default_value), {}});
+  return value(name, [&](const Value& set) { check(row(name), set); });
 }
 
-double Reader::number(std::string_view name) { return parse_positive(value(name).text).value(); }
+double Value::number() const { return parse_positive(text).value(); }
 
-std::uint64_t Reader::unsigned_integer(std::string_view name) { return parse_integer(value(name).text).value(); }
+std::uint64_t Value::integer() const { return parse_integer(text).value(); }
 
 }  // namespace deep_ep::environment
 

@@ -18,22 +18,19 @@ namespace deep_ep::environment {
 enum class Type : std::uint8_t {
   number,            ///< finite, zero or more
   unsigned_integer,  ///< decimal, or hexadecimal with 0x; 0 to Variable::most
-  text,              ///< one of Variable::choices, or read by whoever asks: Reader::read()
+  text,              ///< read by whoever asks: Reader::read()
 };
 
 /// One thing that variables decide. The first of `names` that is set counts; a name of another library counts only if
-/// its value is understood. An empty value counts as not set.
+/// its value is understood, in the notation of that library. An empty value counts as not set.
 struct Variable {
   std::array<std::string_view, 4> names{};  ///< the library's own first, where it has one; unused places are empty
   Type type = Type::text;
   std::string_view default_value = {};
-  std::string_view choices = {};       ///< words, separated by '|', of which it is one; empty: it need not be
+  std::string_view choices = {};       ///< words, separated by '|': besides numbers, and instead of other texts
   std::string_view allowed = choices;  ///< what a reader needs to know
   std::string_view help;
   std::uint64_t most = UINT64_MAX;  ///< of an integer
-  /// Puts a value of another library's variable into the words of the table; empty: it decides nothing, as if it were
-  /// not set. Null: the notation is the same.
-  std::string_view (*translate)(std::string_view name, std::string_view value) = nullptr;
 
   std::string_view name() const { return names[0]; }
   std::span<const std::string_view> others() const;  ///< all but name()
@@ -53,6 +50,9 @@ std::optional<std::string> of_process(std::string_view name);
 struct Value {
   std::string text;       ///< in the words of the table
   std::string_view name;  ///< the variable that it comes from; empty: the default
+
+  double number() const;  ///< of a variable of that type
+  std::uint64_t integer() const;
 };
 
 /// Asks the table. Names of the functions' arguments are Variable::name(). Asking for a name that is not in the table
@@ -61,28 +61,18 @@ class Reader {
  public:
   explicit Reader(Source source = of_process) : source_(std::move(source)) {}
 
-  /// InvalidArgument where the library's own variable has a wrong value: its name, the value, what is allowed.
-  double number(std::string_view name);
-  std::uint64_t unsigned_integer(std::string_view name);
-  /// Of any type, and where it comes from. Of a text, only that it is set is looked at.
+  /// Of a text, only that it is set is looked at. InvalidArgument where the library's own variable has a wrong value:
+  /// its name, the value, what is allowed.
   Value value(std::string_view name);
-  /// Does a variable decide it, and not the default?
-  bool is_set(std::string_view name) const { return !Reader(source_).value(name).name.empty(); }
-
+  /// Of the first name that is set to what `judge` does not refuse by InvalidArgument; else the default.
+  Value value(std::string_view name, const std::function<void(const Value&)>& judge);
   /// A text, read by `parse(value)`, whose InvalidArgument says why a value is wrong: of the first name that is set to
-  /// what it understands. Nothing where nothing is set.
+  /// what it understands. What is made of nothing, where nothing is set.
   template <class Parse>
-  auto read(std::string_view name, Parse&& parse) -> std::optional<decltype(parse(Value{}))> {
-    for (const Value& set : values_of(name)) {
-      try {
-        auto result = parse(set);
-        if (!is_own(set.name)) taken_.push_back(std::string(set.name) + "=" + source_(set.name).value_or(""));
-        return result;
-      } catch (const InvalidArgument& error) {
-        refuse(set, error.what());
-      }
-    }
-    return std::nullopt;
+  auto read(std::string_view name, const Parse& parse) {
+    decltype(parse(Value{})) result{};
+    value(name, [&](const Value& set) { result = parse(set); });
+    return result;
   }
 
   /// "NCCL_IB_TC=52": variables of other libraries that are in effect.
@@ -91,18 +81,14 @@ class Reader {
   const std::vector<std::string>& ignored() const { return ignored_; }
 
  private:
-  /// The values of the names that are set and decide something.
-  std::vector<Value> values_of(std::string_view name) const;
-  void refuse(const Value& value, std::string_view reason);
-
   Source source_;
   std::vector<std::string> taken_;
   std::vector<std::string> ignored_;
 };
 
 /// The variables of this process.
-inline double number(std::string_view name) { return Reader().number(name); }
-inline std::uint64_t unsigned_integer(std::string_view name) { return Reader().unsigned_integer(name); }
+inline double number(std::string_view name) { return Reader().value(name).number(); }
+inline std::uint64_t unsigned_integer(std::string_view name) { return Reader().value(name).integer(); }
 inline std::string text(std::string_view name) { return Reader().value(name).text; }
 
 }  // namespace deep_ep::environment

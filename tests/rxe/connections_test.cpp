@@ -101,7 +101,7 @@ TEST(RxeConnections, EachRankHasADevice) {
     expect_ranks_succeed(2, [&](const auto& bootstrap) {
       Member member(bootstrap, make_host_executor());
       rdma::RdmaSettings settings = patient_settings();
-      settings.gid = {.index = gid_index, .index_source = "DEEP_EP_RDMA_GID_INDEX"};
+      settings.gid_index = {std::to_string(gid_index), "DEEP_EP_RDMA_GID_INDEX"};
       member.connect({.peers = {1 - bootstrap->rank()}, .channels = 3, .depth = 64}, settings);
       const std::string device = bootstrap->rank() == 0 ? "rxe0:1" : "rxe1:1";
       require(contains(member.connections->describe(), "handler cpu, wire verbs, NIC " + device),

@@ -36,10 +36,10 @@ TEST(Environment, EveryVariableIsDescribedAndItsDefaultIsInEffect) {
     EXPECT_EQ(value.name, "");
     switch (variable.type) {
       case environment::Type::number:
-        EXPECT_GE(nothing_is_set.number(variable.name()), 0);
+        EXPECT_GE(value.number(), 0);
         break;
       case environment::Type::unsigned_integer:
-        EXPECT_LE(nothing_is_set.unsigned_integer(variable.name()), variable.most);
+        EXPECT_TRUE(variable.choices == value.text || value.integer() <= variable.most);
         break;
       case environment::Type::text:
         EXPECT_TRUE(variable.choices.find(value.text) != std::string_view::npos || variable.choices.empty());

@@ -13,12 +13,10 @@ constexpr std::string_view kMapping = "DEEP_EP_DEVICE_TO_HCA_MAPPING";
 /// leave one out.
 std::string mapping_of(const Patient& patient) {
   std::string text;
-  for (std::size_t i = 0; i < patient.map.rows.size(); ++i) {
-    const auto& gpu = patient.map.gpus[i];
-    const auto& nics = patient.map.rows[i].nics;
-    if (!gpu.cuda_id) continue;
-    if (nics.empty()) return "";
-    text += fmt::format("{}{}:{}", text.empty() ? "" : ",", *gpu.cuda_id, nics.front().name());
+  for (const rdma::NicMapRow& row : patient.map.rows) {
+    if (!row.gpu.cuda_id) continue;
+    if (row.nics.empty()) return "";
+    text += fmt::format("{}{}:{}", text.empty() ? "" : ",", *row.gpu.cuda_id, row.nics.front().name());
   }
   return text;
 }

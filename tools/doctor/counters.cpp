@@ -50,9 +50,9 @@ std::uint64_t bytes_of(const PortCounters& port) {
 // Those of the GPUs that this container may use.
 std::set<std::pair<std::string, int>> mapped_ports(const Patient& patient) {
   std::set<std::pair<std::string, int>> ports;
-  for (std::size_t gpu = 0; gpu < patient.map.rows.size(); ++gpu) {
-    if (!patient.map.gpus[gpu].cuda_id) continue;
-    for (const rdma::NicAssignment& nic : patient.map.rows[gpu].nics) ports.emplace(nic.nic.name, nic.port);
+  for (const rdma::NicMapRow& row : patient.map.rows) {
+    if (!row.gpu.cuda_id) continue;
+    for (const rdma::NicAssignment& nic : row.nics) ports.emplace(nic.nic.name, nic.port);
   }
   return ports;
 }

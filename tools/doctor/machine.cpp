@@ -25,7 +25,7 @@ bool is_chosen(const Patient& patient, const rdma::Nic& nic, const rdma::NicPort
       if (used.nic.name == nic.name && used.port == port.number) return used.gid.index == gid.index;
     }
   }
-  const rdma::GidChoice choice = rdma::choose_gid(port.gids, port.ethernet(), patient.settings.gid);
+  const rdma::GidChoice choice = rdma::choose_gid(port, patient.settings.gid_index);
   return choice.gid && choice.gid->index == gid.index;
 }
 
@@ -84,8 +84,7 @@ std::string machine_text(const Patient& patient) {
   for (const rdma::Nic& nic : patient.nics) add_nic(patient, nic, text);
   if (!patient.map.rows.empty()) {
     text += "\nGPU to NIC (PIX same switch, PXB several switches, PHB host bridge, NODE, SYS across NUMA nodes)\n";
-    for (std::size_t gpu = 0; gpu < patient.map.rows.size(); ++gpu)
-      text += fmt::format("  {}\n", patient.map.line(gpu));
+    for (const rdma::NicMapRow& row : patient.map.rows) text += fmt::format("  {}\n", row.text());
   }
   if (!patient.map.unused.empty() && !patient.map.rows.empty()) {
     text += "\nNICs that no GPU uses\n";
@@ -106,7 +105,7 @@ MachineReport report_machine(const Patient& patient, const std::string& version)
     for (const rdma::NicPort& port : nic.ports) {
       nics.push_back(fmt::format("{} Gb/s {} ({})", port.rate_gbps, port.ethernet() ? "RoCE" : port.link_layer,
                                  nic.driver.empty() ? "unknown driver" : nic.driver));
-      const rdma::GidChoice choice = rdma::choose_gid(port.gids, port.ethernet(), patient.settings.gid);
+      const rdma::GidChoice choice = rdma::choose_gid(port, patient.settings.gid_index);
       gids.push_back(choice.gid ? choice.gid->type : "no GID");
     }
     firmware.push_back(nic.firmware);

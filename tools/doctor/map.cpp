@@ -21,12 +21,12 @@ void check_map(const Patient& patient, Findings& findings) {
   if (patient.gpus.empty() || patient.nics.empty()) return;
   const rdma::NicMap& map = patient.map;
   std::size_t mapped = 0;
-  for (std::size_t gpu = 0; gpu < map.rows.size(); ++gpu) {
-    mapped += map.rows[gpu].nics.empty() ? 0 : 1;
-    if (!map.rows[gpu].nics.empty() || !map.gpus[gpu].cuda_id) continue;
-    findings.push_back({"map", Verdict::error, map.line(gpu), "a rank on this GPU cannot use RDMA",
-                        map.rows[gpu].problem.starts_with("DEEP_EP_") ? "correct the mapping, or unset it"
-                                                                      : "see the errors of the NICs"});
+  for (const rdma::NicMapRow& row : map.rows) {
+    mapped += row.nics.empty() ? 0 : 1;
+    if (!row.nics.empty() || !row.gpu.cuda_id) continue;
+    findings.push_back(
+        {"map", Verdict::error, row.text(), "a rank on this GPU cannot use RDMA",
+         row.problem.starts_with("DEEP_EP_") ? "correct the mapping, or unset it" : "see the errors of the NICs"});
     findings.back().rdma_only = true;
   }
   for (const std::string& warning : map.warnings) {

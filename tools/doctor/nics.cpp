@@ -148,7 +148,7 @@ void check_gids(const Patient& patient, Findings& findings) {
     for (const NicPort& port : nic.ports) {
       if (!port.active()) continue;
       ++ports;
-      const rdma::GidChoice choice = rdma::choose_gid(port.gids, port.ethernet(), patient.settings.gid);
+      const rdma::GidChoice choice = rdma::choose_gid(port, patient.settings.gid_index);
       check_port_gids(nic, port, choice, findings);
       if (choice.gid) indices.insert(choice.gid->index);
     }

@@ -154,9 +154,9 @@ void check_listed_devices(const Patient& patient, Findings& findings) {
   const std::vector<std::string> interfaces = patient.root.list("/sys/class/net");
   environment::Reader reader(patient.environment);
   try {
-    const auto filter = reader.read("DEEP_EP_SOCKET_IFNAME", parse_interfaces);
-    if (!filter || interfaces.empty()) return;  // no sysfs: nothing is known of interfaces
-    warn_of_missing(findings, *filter, "interface", interfaces);
+    const DeviceFilter filter = reader.read("DEEP_EP_SOCKET_IFNAME", parse_interfaces);
+    if (interfaces.empty()) return;  // no sysfs: nothing is known of interfaces
+    warn_of_missing(findings, filter, "interface", interfaces);
   } catch (const InvalidArgument& error) {
     findings.push_back(
         {"variables", Verdict::error, error.what(), "what reads it refuses to start", "correct or unset it"});

@@ -90,10 +90,9 @@ has those that it reads in place of its own.
 
 std::vector<std::string> gpus_without_nic(const Patient& patient) {
   std::vector<std::string> notes;
-  for (std::size_t i = 0; i < patient.map.rows.size(); ++i) {
-    const auto& row = patient.map.rows[i];
-    if (!row.nics.empty() || !patient.map.gpus[i].cuda_id) continue;
-    notes.push_back(fmt::format("{}: no NIC: {}", patient.map.gpus[i].text(), row.problem));
+  for (const rdma::NicMapRow& row : patient.map.rows) {
+    if (!row.nics.empty() || !row.gpu.cuda_id) continue;
+    notes.push_back(fmt::format("{}: no NIC: {}", row.gpu.text(), row.problem));
   }
   return notes;
 }

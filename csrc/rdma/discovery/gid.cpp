@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "csrc/support/environment.hpp"
+#include "csrc/rdma/discovery/nics.hpp"
 #include "csrc/support/format.hpp"
 
 namespace deep_ep::rdma {
@@ -61,16 +61,17 @@ std::optional<GidBytes> parse_gid(std::string_view text) {
   return bytes;
 }
 
-GidChoice choose_gid(const std::vector<GidEntry>& gids, bool ethernet, const GidPolicy& policy) {
+GidChoice choose_gid(const NicPort& port, const environment::Value& index) {
+  const std::vector<GidEntry>& gids = port.gids;
   std::string refused;
-  if (policy.index) {
-    const auto named = std::ranges::find(gids, *policy.index, &GidEntry::index);
+  if (index.text != "auto") {
+    const auto named = std::ranges::find(gids, static_cast<int>(index.integer()), &GidEntry::index);
     if (named != gids.end()) return {.gid = *named};
-    refused = fmt::format("{}={}: no GID is there (zero, or beyond the table)", policy.index_source, *policy.index);
-    if (environment::is_own(policy.index_source)) return {.problem = refused};
+    refused = fmt::format("{}={}: no GID is there (zero, or beyond the table)", index.name, index.text);
+    if (environment::is_own(index.name)) return {.problem = refused};
   }
-  const auto best = std::ranges::min_element(gids, {}, [&](const GidEntry& gid) { return rank(gid, ethernet); });
-  if (best == gids.end() || rank(*best, ethernet) == kNever) return {.problem = why_none(gids)};
+  const auto best = std::ranges::min_element(gids, {}, [&](const GidEntry& gid) { return rank(gid, port.ethernet()); });
+  if (best == gids.end() || rank(*best, port.ethernet()) == kNever) return {.problem = why_none(gids)};
   if (!refused.empty()) refused += fmt::format("; GID {} is used instead", best->index);
   return {.gid = *best, .warning = refused};
 }

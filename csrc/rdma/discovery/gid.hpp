@@ -6,9 +6,11 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <vector>
+#include "csrc/support/environment.hpp"
 
 namespace deep_ep::rdma {
+
+struct NicPort;
 
 /// A GID as it travels.
 using GidBytes = std::array<std::uint8_t, 16>;
@@ -29,14 +31,6 @@ struct GidEntry {
 /// Sixteen bytes of "0000:0000:0000:0000:0000:ffff:0a00:0001", as sysfs writes them.
 std::optional<GidBytes> parse_gid(std::string_view text);
 
-/// What the operator wants. An index wins over the rest.
-struct GidPolicy {
-  std::optional<int> index = {};
-  /// The variable that set it. If it is the library's own, an unusable index is an error, not a warning and an
-  /// automatic choice.
-  std::string index_source = {};
-};
-
 struct GidChoice {
   std::optional<GidEntry> gid = {};
   std::string problem = {};  ///< why there is none; otherwise empty
@@ -46,8 +40,9 @@ struct GidChoice {
 /// Of GIDs that are not zero. Ethernet: RoCE v2 only; IPv4 first, then global IPv6, then IPv4 of 169.254.0.0/16, which
 /// machines on one cable give themselves; the lowest index of the best kind. GIDs of fe80:: are never chosen, which
 /// reach only one cable, nor is RoCE v1 (not routed, and peers would have to agree on it). InfiniBand: the
-/// first GID that is not zero, which carries the subnet's prefix, fe80:: or not. An index that the policy gives may
-/// name any GID that is not zero.
-GidChoice choose_gid(const std::vector<GidEntry>& gids, bool ethernet, const GidPolicy& policy);
+/// first GID that is not zero, which carries the subnet's prefix, fe80:: or not. `index`, if it is not auto, may name
+/// any GID that is not zero; if none is there, that is a problem where the library's own variable says so, else a
+/// warning.
+GidChoice choose_gid(const NicPort& port, const environment::Value& index);
 
 }  // namespace deep_ep::rdma

@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <map>
+#include <span>
 #include <tuple>
 #include <utility>
 
 #include "csrc/support/format.hpp"
+#include "csrc/support/text.hpp"
 #include "deep_ep/error.hpp"
 #include "deep_ep/executor.hpp"
 
@@ -29,9 +31,8 @@ constexpr const char* kNotNamed = "DEEP_EP_DEVICE_TO_HCA_MAPPING does not name i
 class Mapper {
  public:
   Mapper(std::vector<Gpu> gpus, std::vector<Nic> nics, const RdmaSettings& settings) : settings_(settings) {
-    map_.gpus = std::move(gpus);
+    for (Gpu& gpu : gpus) map_.rows.push_back({.gpu = std::move(gpu)});
     map_.nics = std::move(nics);
-    map_.rows.resize(map_.gpus.size());
     map_.warnings = settings.warnings;
   }
 
@@ -58,7 +59,7 @@ class Mapper {
       return fmt::format("port {} is {} (link: {})", port.number, port.state.empty() ? "in no known state" : port.state,
                          port.physical_state.empty() ? "not known" : port.physical_state);
     }
-    const GidChoice choice = choose_gid(port.gids, port.ethernet(), settings_.gid);
+    const GidChoice choice = choose_gid(port, settings_.gid_index);
     if (!choice.gid) return fmt::format("port {}: {}", port.number, choice.problem);
     if (!choice.warning.empty()) {
       map_.warnings.push_back(fmt::format("{}: {}", port_name(nic, port.number), choice.warning));
@@ -71,18 +72,19 @@ class Mapper {
 
   void apply_mapping() {
     for (NicMapRow& row : map_.rows) row.problem = kNotNamed;
-    for (const MappingEntry& entry : settings_.mapping) {
-      const auto is_named = [&](const Gpu& gpu) {
-        return entry.cuda_id ? gpu.cuda_id == entry.cuda_id
-                             : ::strncasecmp(gpu.uuid.c_str(), entry.uuid.c_str(), entry.uuid.size()) == 0;
+    for (const Nic& nic : map_.nics) why_unused_[nic.name] = kNotNamed;
+    for (const ListedDevice& entry : settings_.mapping) {
+      const auto id = parse_number<int>(entry.gpu);
+      const auto is_named = [&](const NicMapRow& row) {
+        return id ? row.gpu.cuda_id == id
+                  : ::strncasecmp(row.gpu.uuid.c_str(), entry.gpu.c_str(), entry.gpu.size()) == 0;
       };
-      if (std::ranges::count_if(map_.gpus, is_named) != 1) {
+      if (std::ranges::count_if(map_.rows, is_named) != 1) {
         map_.warnings.push_back(
             fmt::format("DEEP_EP_DEVICE_TO_HCA_MAPPING: '{}' names no GPU of this machine", entry.text));
         continue;
       }
-      const auto gpu = std::ranges::find_if(map_.gpus, is_named) - map_.gpus.begin();
-      NicMapRow& row = map_.rows[static_cast<std::size_t>(gpu)];
+      NicMapRow& row = *std::ranges::find_if(map_.rows, is_named);
       if (!row.problem.empty() && row.problem != kNotNamed) continue;
       row.problem = check_entry(entry, row.nics);
       if (row.problem.empty()) continue;
@@ -92,16 +94,17 @@ class Mapper {
   }
 
   // Why the entry's NIC cannot be used; otherwise empty, and it is added to `usable`.
-  std::string check_entry(const MappingEntry& entry, std::vector<NicAssignment>& usable) {
-    const auto nic = std::ranges::find(map_.nics, entry.hca, &Nic::name);
+  std::string check_entry(const ListedDevice& entry, std::vector<NicAssignment>& usable) {
+    const auto nic = std::ranges::find(map_.nics, entry.name, &Nic::name);
     if (nic == map_.nics.end()) {
       std::vector<std::string> names;
       for (const Nic& one : map_.nics) names.push_back(one.name);
       if (names.empty()) names = {"none"};
-      return fmt::format("there is no HCA '{}'; HCAs of this machine: {}", entry.hca, fmt::join(names, ", "));
+      return fmt::format("there is no HCA '{}'; HCAs of this machine: {}", entry.name, fmt::join(names, ", "));
     }
-    const NicPort* port = nic->port(entry.port);
-    if (port == nullptr) return fmt::format("{} has no port {}", nic->name, entry.port);
+    const int number = entry.port.value_or(1);
+    const NicPort* port = nic->port(number);
+    if (port == nullptr) return fmt::format("{} has no port {}", nic->name, number);
     const auto same = [&](const NicAssignment& one) { return one.nic.name == nic->name && one.port == port->number; };
     return std::ranges::any_of(usable, same) ? "the GPU has this NIC already" : check_port(*nic, *port, usable);
   }
@@ -117,7 +120,9 @@ class Mapper {
         why_not = settings_.nics.allows(nic.name, port.number)
                       ? check_port(nic, port, candidates_)
                       : fmt::format("{} does not allow it", settings_.nics.setting());
-        if (why_not.empty()) break;  // one port per NIC: ports of one device share its PCIe link
+        if (!why_not.empty()) continue;
+        why_not = "all GPUs have a NIC already";
+        break;  // one port per NIC: ports of one device share its PCIe link
       }
     }
     if (settings_.nics.is_set()) return;
@@ -145,14 +150,14 @@ class Mapper {
       functions.push_back(card ? of_card[*card]++ : 0);
     }
     std::size_t left = 0;
-    for (std::size_t gpu = 0; gpu < map_.gpus.size(); ++gpu) {
+    for (std::size_t gpu = 0; gpu < map_.rows.size(); ++gpu) {
       map_.rows[gpu].problem = candidates_.empty() ? "there is no usable NIC" : "it belongs to another container";
       // GPUs of other containers take part only if there is a NIC for each: a container that was given a few NICs has
       // them for itself.
-      if (!map_.gpus[gpu].cuda_id && candidates_.size() < map_.gpus.size()) continue;
+      if (!map_.rows[gpu].gpu.cuda_id && candidates_.size() < map_.rows.size()) continue;
       ++left;
       for (std::size_t c = 0; c < candidates_.size(); ++c) {
-        const Distance away = topology::distance(map_.gpus[gpu].pci, candidates_[c].nic.pci);
+        const Distance away = topology::distance(map_.rows[gpu].gpu.pci, candidates_[c].nic.pci);
         // One that is not known may be the longest.
         pairs.emplace_back(std::min(away.proximity, Proximity::system), away.hops, functions[c], gpu, c);
       }
@@ -163,7 +168,7 @@ class Mapper {
       std::vector<bool> taken(candidates_.size());
       for (const auto& [proximity, hops, function, gpu, c] : pairs) {
         if (!map_.rows[gpu].nics.empty() || taken[c]) continue;
-        map_.rows[gpu] = {{candidates_[c]}, {}};
+        map_.rows[gpu].nics = {candidates_[c]};
         taken[c] = true;
         --left;
       }
@@ -174,52 +179,47 @@ class Mapper {
 
   void tell() {
     std::map<std::string, std::vector<std::string>> users;  // GPUs of each port
-    for (std::size_t i = 0; i < map_.gpus.size(); ++i) {
-      const Gpu& gpu = map_.gpus[i];
-      for (NicAssignment& one : map_.rows[i].nics) {
-        users[one.name()].push_back(gpu.text());
-        one.distance = topology::distance(gpu.pci, one.nic.pci);
+    for (NicMapRow& row : map_.rows) {
+      if (!row.nics.empty()) row.problem.clear();
+      for (NicAssignment& one : row.nics) {
+        users[port_name(one.nic, one.port)].push_back(row.gpu.text());
+        why_unused_.erase(one.nic.name);
+        one.distance = topology::distance(row.gpu.pci, one.nic.pci);
         if (one.distance.proximity != Proximity::system) continue;
         map_.warnings.push_back(
             fmt::format("{} and {} are SYS apart (across NUMA nodes): expect a fraction of the NIC's bandwidth",
-                        gpu.text(), one.nic.name));
+                        row.gpu.text(), one.nic.name));
       }
     }
     for (const Nic& nic : map_.nics) {
-      bool used = false;
       for (const NicPort& port : nic.ports) {
-        const std::vector<std::string>& gpus = users[NicAssignment{nic, port.number, {}}.name()];
-        used |= !gpus.empty();
+        const std::string name = port_name(nic, port.number);
+        const std::vector<std::string>& gpus = users[name];
         if (gpus.size() < 2) continue;
         map_.warnings.push_back(fmt::format("{} carries the traffic of {} GPUs, each gets a share of its bandwidth: {}",
-                                            port_name(nic, port.number), gpus.size(), fmt::join(gpus, ", ")));
+                                            name, gpus.size(), fmt::join(gpus, ", ")));
       }
-      if (used) continue;
-      const std::string& why = why_unused_[nic.name];
-      map_.unused.push_back(fmt::format("{}: {}", nic.name,
-                                        !why.empty()                ? why
-                                        : settings_.mapping.empty() ? "all GPUs have a NIC already"
-                                                                    : kNotNamed));
+      const auto why = why_unused_.find(nic.name);
+      if (why != why_unused_.end()) map_.unused.push_back(fmt::format("{}: {}", nic.name, why->second));
     }
   }
 
   const RdmaSettings& settings_;
   NicMap map_;
   std::vector<NicAssignment> candidates_;
-  std::map<std::string, std::string> why_unused_;  // of each NIC; empty: it is a candidate
+  std::map<std::string, std::string> why_unused_;  // of each NIC
 };
 
 }  // namespace
 
-std::string NicMap::line(std::size_t gpu) const {
-  const NicMapRow& row = rows.at(gpu);
-  if (row.nics.empty()) return fmt::format("{} -> no NIC: {}", gpus[gpu].text(), row.problem);
-  const NicAssignment& first = row.nics.front();
+std::string NicMapRow::text() const {
+  if (nics.empty()) return fmt::format("{} -> no NIC: {}", gpu.text(), problem);
+  const NicAssignment& first = nics.front();
   std::string others;
-  for (std::size_t i = 1; i < row.nics.size(); ++i) {
-    others += fmt::format(", and {}", port_name(row.nics[i].nic, row.nics[i].port));
+  for (const NicAssignment& one : std::span(nics).subspan(1)) {
+    others += fmt::format(", and {}", port_name(one.nic, one.port));
   }
-  return fmt::format("{} -> {}, {} Gb/s, {}, {}{}", gpus[gpu].text(), port_name(first.nic, first.port),
+  return fmt::format("{} -> {}, {} Gb/s, {}, {}{}", gpu.text(), port_name(first.nic, first.port),
                      first.of_port().rate_gbps, first.gid.text(), topology::short_name(first.distance.proximity),
                      others);
 }
@@ -247,14 +247,14 @@ const std::vector<NicAssignment>& nics_of(const NicMap& map, std::size_t gpu) {
   const NicMapRow& row = map.rows.at(gpu);
   if (!row.nics.empty()) return row.nics;
   const std::string reason = row.problem.starts_with("DEEP_EP_") ? "" : why_no_rdma(map);
-  refuse(reason.empty() ? fmt::format("{} has no NIC: {}", map.gpus[gpu].text(), row.problem) : reason);
+  refuse(reason.empty() ? fmt::format("{} has no NIC: {}", row.gpu.text(), row.problem) : reason);
 }
 
 const std::vector<NicAssignment>& nics_of_cuda_device(const NicMap& map, int ordinal) {
   const std::string place = cuda_device_pci_address(ordinal);
   const auto address = topology::parse_pci_address(place);
-  const auto gpu = std::ranges::find(map.gpus, address, [](const Gpu& candidate) { return candidate.pci.address; });
-  if (address && gpu != map.gpus.end()) return nics_of(map, static_cast<std::size_t>(gpu - map.gpus.begin()));
+  const auto row = std::ranges::find(map.rows, address, [](const NicMapRow& one) { return one.gpu.pci.address; });
+  if (address && row != map.rows.end()) return nics_of(map, static_cast<std::size_t>(row - map.rows.begin()));
   refuse(map.nics.empty() ? why_no_rdma(map)
                           : fmt::format("CUDA device {} (at '{}') is neither in /proc/driver/nvidia/gpus nor in "
                                         "/sys/bus/pci/devices",

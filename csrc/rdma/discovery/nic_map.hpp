@@ -25,19 +25,19 @@ struct NicAssignment {
 };
 
 struct NicMapRow {
-  std::vector<NicAssignment> nics;  ///< several NICs, or ports, where the mapping names them; none: `problem` says why
-  std::string problem = {};
+  topology::Gpu gpu;
+  std::vector<NicAssignment> nics = {};  ///< several NICs, or ports, where the mapping names them
+  std::string problem = {};              ///< why there is none
+
+  /// "GPU 0 (0000:18:00.0) -> mlx5_0 port 1, 400 Gb/s, GID 3 (RoCE v2, 10.0.0.1, eth1), PIX"
+  std::string text() const;
 };
 
 struct NicMap {
-  std::vector<topology::Gpu> gpus;
   std::vector<Nic> nics;
   std::vector<NicMapRow> rows;        ///< one for every GPU
   std::vector<std::string> unused;    ///< NICs that no GPU uses, with the reason: "mlx5_8: ..."
   std::vector<std::string> warnings;  ///< shared NICs, odd GIDs, variables that do not fit this machine
-
-  /// "GPU 0 (0000:18:00.0) -> mlx5_0 port 1, 400 Gb/s, GID 3 (RoCE v2, 10.0.0.1, eth1), PIX"
-  std::string line(std::size_t gpu) const;
 };
 
 /// The mapping of the settings, if there is one; GPUs that it does not name then have no NIC. Otherwise every GPU gets

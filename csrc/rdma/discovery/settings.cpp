@@ -22,19 +22,18 @@ struct SimulatedKey {
   std::string_view unit;
   double least;
   double most;
-  bool or_zero = false;  ///< 0 is allowed besides
   bool whole = false;
 };
 
 constexpr SimulatedKey kSimulatedKeys[] = {
-    {"rate", &SimulatedNic::gb_per_s, "GB/s; or 0, no limit", 0.01, 1000, true},
+    {"rate", &SimulatedNic::gb_per_s, "GB/s; 0: no limit", 0, 1000},
     {"latency", &SimulatedNic::latency_us, "us", 0, 100000},
     {"reorder", &SimulatedNic::reorder_us, "us", 0, 100000},
     {"completion", &SimulatedNic::completion_us, "us", 0, 100000},
-    {"rails", &SimulatedNic::rails, "ranks of a node; or 0, no rails", 0, 128, false, true},
-    {"slow", &SimulatedNic::slow, "the channel, counted from 1; or 0, none", 1, 256, true, true},
+    {"rails", &SimulatedNic::rails, "ranks of a node; 0: no rails", 0, 128, true},
+    {"slow", &SimulatedNic::slow, "the channel, counted from 1; 0: none", 0, 256, true},
     {"slow_rate", &SimulatedNic::slow_gb_per_s, "GB/s", 0.001, 1000},
-    {"sms", &SimulatedNic::multiprocessors, "that a NIC takes", 1, 2, false, true},
+    {"sms", &SimulatedNic::multiprocessors, "that a NIC takes", 1, 2, true},
 };
 
 void set_simulated_key(SimulatedNic& nic, std::string_view text) {
@@ -47,8 +46,7 @@ void set_simulated_key(SimulatedNic& nic, std::string_view text) {
     fail<InvalidArgument>("simulated has no '{}', allowed: {}", name, fmt::join(names, ", "));
   }
   const auto value = parts.size() == 2 ? parse_number<double>(parts.back()) : std::nullopt;
-  const bool in_range = value && *value >= key->least && *value <= key->most;
-  if (!(in_range || (key->or_zero && value == 0.0)) || (key->whole && std::floor(*value) != *value)) {
+  if (!value || !(*value >= key->least && *value <= key->most) || (key->whole && std::floor(*value) != *value)) {
     fail<InvalidArgument>("simulated: '{}', allowed: {}= a {}number from {} to {} ({})", text, name,
                           key->whole ? "whole " : "", key->least, key->most, key->unit);
   }
@@ -58,29 +56,10 @@ void set_simulated_key(SimulatedNic& nic, std::string_view text) {
 using environment::Reader;
 using environment::Value;
 
-// The kernel's GID tables have 256 entries at most on today's devices; indices are 8 bits in address handles.
-constexpr int kHighestGidIndex = 255;
-
 /// A choice whose words are the names of the values of an enum.
 template <class Enum, std::size_t n>
 Enum word(Reader& reader, const char* variable, const std::array<std::string_view, n>& names) {
   return static_cast<Enum>(std::ranges::find(names, reader.value(variable).text) - names.begin());
-}
-
-DeviceFilter parse_filter(const Value& value) {
-  return {value, /*prefixes=*/value.name == "NCCL_IB_HCA", /*ports=*/true};
-}
-
-GidPolicy parse_gid_index(const Value& value) {
-  GidPolicy policy;
-  if (value.text == "auto" && environment::is_own(value.name)) return policy;
-  policy.index = parse_number<int>(value.text);
-  if (!policy.index || *policy.index < 0 || *policy.index > kHighestGidIndex) {
-    fail<InvalidArgument>("not {}a number from 0 to {}", environment::is_own(value.name) ? "auto, nor " : "",
-                          kHighestGidIndex);
-  }
-  policy.index_source = value.name;
-  return policy;
 }
 
 }  // namespace
@@ -102,47 +81,32 @@ WireSetting parse_wire(std::string_view text) {
   return wire;
 }
 
-std::vector<MappingEntry> parse_device_mapping(std::string_view text) {
-  std::vector<MappingEntry> entries;
-  if (trim(text).empty()) return entries;
-  for (const ListEntry& place : list_entries(text, "<CUDA id or GPU UUID>:<hca>[:<port>],...")) {
-    const std::vector<std::string_view> parts = place.parts(2, 3);
-    MappingEntry entry{.text = std::string(place.text), .cuda_id = {}, .uuid = {}, .hca = place.device(parts[1])};
-    if (parts[0].starts_with("GPU-")) {
-      entry.uuid = parts[0];
-    } else {
-      entry.cuda_id = parse_number<int>(parts[0]);
-      if (entry.cuda_id.value_or(-1) < 0) {
-        place.refuse(fmt::format("'{}' is neither a CUDA id nor a GPU UUID (GPU-...)", parts[0]));
-      }
-    }
-    if (parts.size() == 3) entry.port = place.port(parts[2]);
-    entries.push_back(std::move(entry));
-  }
-  return entries;
+std::vector<ListedDevice> parse_mapping(const Value& value) {
+  return trim(value.text).empty() ? std::vector<ListedDevice>() : parse_devices(value.text, ListOf::gpus);
 }
+
+DeviceFilter parse_nics(const Value& value) { return {value, /*prefixes=*/value.name == "NCCL_IB_HCA", ListOf::ports}; }
 
 RdmaSettings read_settings(const environment::Source& source) {
   Reader reader(source);
   RdmaSettings settings;
-  settings.mapping =
-      reader.read("DEEP_EP_DEVICE_TO_HCA_MAPPING", [](const Value& value) { return parse_device_mapping(value.text); })
-          .value_or(std::vector<MappingEntry>{});
-  settings.nics = reader.read("DEEP_EP_HCA_LIST", parse_filter).value_or(DeviceFilter());
-  settings.gid = reader.read("DEEP_EP_RDMA_GID_INDEX", parse_gid_index).value_or(GidPolicy{});
+  settings.mapping = reader.read("DEEP_EP_DEVICE_TO_HCA_MAPPING", parse_mapping);
+  settings.nics = reader.read("DEEP_EP_HCA_LIST", parse_nics);
+  settings.gid_index = reader.value("DEEP_EP_RDMA_GID_INDEX");
   settings.nic_handler = word<NicHandler>(reader, "DEEP_EP_NIC_HANDLER", kHandlerNames);
-  settings.wire = reader.read("DEEP_EP_RDMA_WIRE", [](const Value& value) { return parse_wire(value.text); })
-                      .value_or(WireSetting{});
+  settings.wire = reader.read("DEEP_EP_RDMA_WIRE", [](const Value& value) { return parse_wire(value.text); });
   settings.rail_only = word<Choice>(reader, "DEEP_EP_RAIL_ONLY", kChoiceNames);
   settings.relaxed_ordering = word<Choice>(reader, "DEEP_EP_RDMA_RELAXED_ORDERING", kChoiceNames);
   settings.dma_buf = reader.value("NVSHMEM_IB_DISABLE_DMABUF").text == "on";
-  PathOptions& path = settings.path;
-  path.traffic_class = static_cast<std::uint8_t>(reader.unsigned_integer("DEEP_EP_RDMA_TRAFFIC_CLASS"));
-  path.service_level = static_cast<std::uint8_t>(reader.unsigned_integer("DEEP_EP_RDMA_SERVICE_LEVEL"));
-  path.ack_timeout = static_cast<std::uint8_t>(reader.unsigned_integer("DEEP_EP_RDMA_ACK_TIMEOUT"));
-  path.retry_count = static_cast<std::uint8_t>(reader.unsigned_integer("DEEP_EP_RDMA_RETRY_COUNT"));
-  path.pkey_index = static_cast<std::uint16_t>(reader.unsigned_integer("NCCL_IB_PKEY"));
-  settings.has_traffic_class = reader.is_set("DEEP_EP_RDMA_TRAFFIC_CLASS");
+  const Value traffic_class = reader.value("DEEP_EP_RDMA_TRAFFIC_CLASS");
+  settings.has_traffic_class = !traffic_class.name.empty();
+  settings.path = {
+      .pkey_index = static_cast<std::uint16_t>(reader.value("NCCL_IB_PKEY").integer()),
+      .traffic_class = static_cast<std::uint8_t>(traffic_class.integer()),
+      .service_level = static_cast<std::uint8_t>(reader.value("DEEP_EP_RDMA_SERVICE_LEVEL").integer()),
+      .ack_timeout = static_cast<std::uint8_t>(reader.value("DEEP_EP_RDMA_ACK_TIMEOUT").integer()),
+      .retry_count = static_cast<std::uint8_t>(reader.value("DEEP_EP_RDMA_RETRY_COUNT").integer()),
+  };
   settings.taken = reader.taken();
   settings.warnings = reader.ignored();
   return settings;

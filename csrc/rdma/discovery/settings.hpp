@@ -3,12 +3,10 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "csrc/rdma/discovery/gid.hpp"
 #include "csrc/support/device_list.hpp"
 #include "csrc/support/environment.hpp"
 
@@ -76,23 +74,12 @@ struct PathOptions {
   bool operator==(const PathOptions&) const = default;
 };
 
-/// One entry of DEEP_EP_DEVICE_TO_HCA_MAPPING.
-struct MappingEntry {
-  std::string text;            ///< as written, without white space around it
-  std::optional<int> cuda_id;  ///< as nvidia-smi counts; otherwise:
-  std::string uuid;            ///< "GPU-..." or an unambiguous beginning of one
-  std::string hca;
-  int port = 1;
-};
-
-/// `<CUDA id or GPU UUID>:<hca>[:<port>],...`; the default port is 1. A GPU with several entries uses them all, the
-/// first one for what one alone can do. InvalidArgument says which entry is wrong and why.
-std::vector<MappingEntry> parse_device_mapping(std::string_view text);
-
 struct RdmaSettings {
-  std::vector<MappingEntry> mapping;
+  /// Of GPUs to NICs; the default port is 1. A GPU with several entries uses them all, the first one for what one alone
+  /// can do.
+  std::vector<ListedDevice> mapping;
   DeviceFilter nics;
-  GidPolicy gid;
+  environment::Value gid_index = {"auto", {}};
   NicHandler nic_handler = NicHandler::automatic;
   WireSetting wire;
   /// Do low-latency calls keep to rails? Automatic: where some rank does not reach the other rails of another node.
@@ -105,6 +92,11 @@ struct RdmaSettings {
   std::vector<std::string> taken;     ///< "NCCL_IB_TC=52": variables of others that are in effect
   std::vector<std::string> warnings;  ///< variables of others that are not understood, so ignored
 };
+
+/// Of DEEP_EP_DEVICE_TO_HCA_MAPPING, and of DEEP_EP_HCA_LIST and those that stand for it: names are whole, or, in
+/// NCCL_IB_HCA, beginnings.
+std::vector<ListedDevice> parse_mapping(const environment::Value& value);
+DeviceFilter parse_nics(const environment::Value& value);
 
 /// InvalidArgument names a variable of the library's own that is wrong.
 RdmaSettings read_settings(const environment::Source& source = environment::of_process);

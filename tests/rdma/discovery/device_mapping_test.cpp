@@ -11,11 +11,10 @@ namespace {
 
 using deep_ep::test::message_of;
 
-std::string show(const std::vector<MappingEntry>& entries) {
+std::string show(const std::vector<ListedDevice>& entries) {
   std::string text;
-  for (const MappingEntry& entry : entries) {
-    text += fmt::format("{}{}>{}:{}", text.empty() ? "" : " ",
-                        entry.cuda_id ? std::to_string(*entry.cuda_id) : entry.uuid, entry.hca, entry.port);
+  for (const ListedDevice& entry : entries) {
+    text += fmt::format("{}{}>{}:{}", text.empty() ? "" : " ", entry.gpu, entry.name, entry.port.value_or(1));
   }
   return text;
 }
@@ -24,12 +23,11 @@ TEST(DeviceMapping, IsRead) {
   const struct {
     const char* text;
     const char* entries;
-  } cases[] = {{" \t\n", ""},
-               {"0:mlx5_0:1,1:mlx5_1:2", "0>mlx5_0:1 1>mlx5_1:2"},
+  } cases[] = {{"0:mlx5_0:1,1:mlx5_1:2", "0>mlx5_0:1 1>mlx5_1:2"},
                {" 0 : mlx5_0 : 1 ,\n 1:\tmlx5_1 ", "0>mlx5_0:1 1>mlx5_1:1"},
                {"0:bnxt_re-bond.0:254", "0>bnxt_re-bond.0:254"},
                {"GPU-A0-1:mlx5_1, 1:mlx5_1", "GPU-A0-1>mlx5_1:1 1>mlx5_1:1"}};
-  for (const auto& [text, entries] : cases) EXPECT_EQ(show(parse_device_mapping(text)), entries) << text;
+  for (const auto& [text, entries] : cases) EXPECT_EQ(show(parse_devices(text, ListOf::gpus)), entries) << text;
 }
 
 struct Refused {
@@ -48,7 +46,7 @@ TEST(DeviceMapping, ARefusalSaysWhichEntryAndWhy) {
       {"0:mlx5_0:255", "entry 1, '0:mlx5_0:255': the port is '255', not a number from 1 to 254"},
       {"0:mlx5_0:1:8", "entry 1, '0:mlx5_0:1:8': it has 4 parts with ':' between them, allowed: 2 to 3"}};
   for (const auto& [text, message] : cases) {
-    EXPECT_EQ(message_of<InvalidArgument>([text = text] { parse_device_mapping(text); }),
+    EXPECT_EQ(message_of<InvalidArgument>([text = text] { parse_devices(text, ListOf::gpus); }),
               fmt::format("{}; allowed: <CUDA id or GPU UUID>:<hca>[:<port>],...", message));
   }
 }
@@ -71,7 +69,7 @@ TEST(NicList, AllowsWhatItNames) {
                {"^=mlx5_1", true, "mlx5_10", 1, true},
                {"^mlx5_1", true, "mlx5_10", 1, false}};
   for (const auto& [list, prefixes, hca, port, allowed] : cases) {
-    EXPECT_EQ(DeviceFilter({list, "LIST"}, prefixes, true).allows(hca, port), allowed) << list << " " << hca;
+    EXPECT_EQ(DeviceFilter({list, "LIST"}, prefixes, ListOf::ports).allows(hca, port), allowed) << list << " " << hca;
   }
 }
 
@@ -83,7 +81,7 @@ TEST(NicList, ARefusalSaysWhichEntryAndWhy) {
       {":1", "entry 1, ':1': '' is not the name of a device"}};
   for (const auto& [text, message] : cases) {
     EXPECT_EQ(message_of<InvalidArgument>([text = text] {
-                DeviceFilter({text, "DEEP_EP_HCA_LIST"}, false, true);
+                DeviceFilter({text, "DEEP_EP_HCA_LIST"}, false, ListOf::ports);
               }),
               fmt::format("{}; allowed: [^][=]<name>[:<port>],...", message));
   }

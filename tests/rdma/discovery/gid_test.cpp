@@ -22,15 +22,15 @@ constexpr const char* kV2 = "RoCE v2";
 struct GidCase {
   const char* name;
   std::vector<test::FakeGid> gids;
-  GidPolicy policy;
+  std::optional<environment::Value> index;
   std::optional<int> chosen;
   const char* problem = "";
   const char* warning = "";
   const char* link_layer = "Ethernet";
 };
 
-GidPolicy index(int value, bool binding) {
-  return {.index = value, .index_source = binding ? "DEEP_EP_INDEX" : "GID_INDEX"};
+environment::Value index(int value, bool binding) {
+  return {std::to_string(value), binding ? "DEEP_EP_INDEX" : "GID_INDEX"};
 }
 
 class GidSelection : public testing::TestWithParam<GidCase> {};
@@ -47,7 +47,7 @@ TEST_P(GidSelection, Chooses) {
   const std::vector<Nic> nics = find_nics(machine.root());
   ASSERT_EQ(nics.size(), 1u);
   const NicPort& port = nics[0].ports.at(0);
-  const GidChoice choice = choose_gid(port.gids, port.ethernet(), test.policy);
+  const GidChoice choice = choose_gid(port, test.index.value_or(environment::Value{"auto", {}}));
   EXPECT_EQ(choice.gid ? std::optional(choice.gid->index) : std::nullopt, test.chosen);
   EXPECT_EQ(choice.problem, test.problem);
   EXPECT_EQ(choice.warning, test.warning);

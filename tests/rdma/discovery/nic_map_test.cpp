@@ -57,7 +57,8 @@ TEST_F(NicMapTest, EveryGpuOfTheSeedsMachineGetsItsOwnNicWithoutAnyVariable) {
   }
   EXPECT_TRUE(map.warnings.empty());
   EXPECT_TRUE(map.unused.empty());
-  EXPECT_EQ(map.line(2), "GPU 2 (0000:23:00.0) -> mlx5_2 port 1, 400 Gb/s, GID 3 (RoCE v2, 10.0.2.1, eth3), PIX");
+  EXPECT_EQ(map.rows[2].text(),
+            "GPU 2 (0000:23:00.0) -> mlx5_2 port 1, 400 Gb/s, GID 3 (RoCE v2, 10.0.2.1, eth3), PIX");
 }
 
 TEST_F(NicMapTest, PortsHaveTheAdministratorsTrafficClassAndNicsTheirCpus) {
@@ -144,8 +145,8 @@ TEST_F(NicMapTest, ContainersThatShareAMachineComeToTheSameMap) {
   }
   const NicMap map = map_of(machine_);
   EXPECT_EQ(names_of(map), kOneToOne);
-  EXPECT_EQ(map.gpus[1].cuda_id, 0);
-  EXPECT_FALSE(map.gpus[0].cuda_id);
+  EXPECT_EQ(map.rows[1].gpu.cuda_id, 0);
+  EXPECT_FALSE(map.rows[0].gpu.cuda_id);
 }
 
 TEST_F(NicMapTest, AContainerHasTheNicsItWasGivenForItself) {
@@ -164,7 +165,7 @@ TEST_F(NicMapTest, AContainerHasTheNicsItWasGivenForItself) {
 TEST_F(NicMapTest, AMachineWithoutRdmaGivesOneClearError) {
   write({.with_nics = false});
   const NicMap map = map_of(machine_);
-  EXPECT_EQ(map.line(0), "GPU 0 (0000:13:00.0) -> no NIC: there is no usable NIC");
+  EXPECT_EQ(map.rows[0].text(), "GPU 0 (0000:13:00.0) -> no NIC: there is no usable NIC");
   EXPECT_EQ(message_of<SystemError>([&] { nics_of(map, 0); }),
             "RDMA was asked for, but this machine has no RDMA device (/sys/class/infiniband is empty or missing): "
             "load the driver of its NIC, or give the container its devices. `deep_ep doctor` says more");
@@ -179,7 +180,7 @@ TEST_F(NicMapTest, RanksOnTheCpuTakeTurns) {
   EXPECT_EQ(names_of(map(3, {})), (std::vector<std::string>{"mlx5_0", "mlx5_1", "mlx5_2"}));
   EXPECT_EQ(names_of(map(2, {{"DEEP_EP_DEVICE_TO_HCA_MAPPING", "0:mlx5_5,1:mlx5_1"}})),
             (std::vector<std::string>{"mlx5_5", "mlx5_1"}));
-  EXPECT_EQ(map(1, {}).line(0), "rank 0 -> mlx5_0 port 1, 400 Gb/s, GID 3 (RoCE v2, 10.0.0.1, eth1), -");
+  EXPECT_EQ(map(1, {}).rows[0].text(), "rank 0 -> mlx5_0 port 1, 400 Gb/s, GID 3 (RoCE v2, 10.0.0.1, eth1), -");
 }
 
 TEST_F(NicMapTest, SoftwareNicsCountAsNicsAndIwarpDoesNot) {
@@ -260,7 +261,7 @@ TEST_F(NicMapTest, AGpuMayHaveSeveralNics) {
   ASSERT_EQ(nics_of(map, 0).size(), 2u);
   EXPECT_EQ(nics_of(map, 0)[0].name(), "mlx5_0:1");
   EXPECT_EQ(nics_of(map, 0)[1].name(), "mlx5_1:1");
-  EXPECT_TRUE(map.line(0).ends_with(", and mlx5_1 port 1")) << map.line(0);
+  EXPECT_TRUE(map.rows[0].text().ends_with(", and mlx5_1 port 1")) << map.rows[0].text();
   EXPECT_TRUE(map.unused[0].starts_with("mlx5_3: "));
   EXPECT_EQ(nics_of(map, 1).size(), 1u);
   const test::FakeMachine infiniband;

@@ -111,10 +111,9 @@ void add_nics_of_cpu(const Patient& patient, const NicTestOptions& options, Subj
   const rdma::NicMap map = rdma::map_gpus_to_nics(rdma::ranks_without_gpu(static_cast<int>(patient.nics.size())),
                                                   patient.nics, patient.settings);
   std::set<std::string> names;
-  for (std::size_t rank = 0; rank < map.rows.size(); ++rank) {
-    const std::vector<rdma::NicAssignment>& nics = map.rows[rank].nics;
-    if (nics.empty() || !names.insert(nics.front().name()).second) continue;
-    found.subjects.push_back(nic_subject(nics.front(), make_host_executor(), "the CPU", patient.settings, options));
+  for (const rdma::NicMapRow& row : map.rows) {
+    if (row.nics.empty() || !names.insert(row.nics.front().name()).second) continue;
+    found.subjects.push_back(nic_subject(row.nics.front(), make_host_executor(), "the CPU", patient.settings, options));
   }
   for (const std::string& nic : map.unused) found.leave_out(nic);
 }

@@ -61,7 +61,8 @@ TEST(EnvScript, VariablesKeepTheirOwnWords) {
 
 TEST(EnvScript, AWrongVariableIsNotPassedOn) {
   test::FakeMachine machine;
-  for (const char* name : {"DEEP_EP_RDMA_TRAFFIC_CLASS", "DEEP_EP_TIMEOUT_S", "DEEP_EP_DEVICE_TO_HCA_MAPPING"}) {
+  for (const char* name :
+       {"DEEP_EP_RDMA_TRAFFIC_CLASS", "DEEP_EP_TIMEOUT_S", "DEEP_EP_DEVICE_TO_HCA_MAPPING", "DEEP_EP_CONTROL_PORTS"}) {
     const Patient patient = patient_of(machine, {{name, "nonsense"}});
     EXPECT_NE(row(patient, name).problem.find(name), std::string::npos) << row(patient, name).problem;
     EXPECT_THROW(to_shell(patient), InvalidArgument) << name;

@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "csrc/bootstrap/interfaces.hpp"
+#include "csrc/control/sockets.hpp"
 #include "csrc/rdma/discovery/settings.hpp"
-#include "csrc/support/environment.hpp"
 #include "csrc/support/logging.hpp"
 
 namespace deep_ep::tools {
@@ -29,6 +29,17 @@ std::size_t edits_between(std::string_view a, std::string_view b) {
   }
   return row.back();
 }
+
+using environment::Value;
+
+/// Texts, and the function that refuses wrong ones.
+constexpr std::pair<std::string_view, void (*)(const Value&)> kTexts[] = {
+    {"DEEP_EP_CONTROL_PORTS", [](const Value& value) { control::parse_ports(value.text); }},
+    {"DEEP_EP_DEVICE_TO_HCA_MAPPING", [](const Value& value) { rdma::parse_mapping(value); }},
+    {"DEEP_EP_HCA_LIST", [](const Value& value) { rdma::parse_nics(value); }},
+    {"DEEP_EP_RDMA_WIRE", [](const Value& value) { rdma::parse_wire(value.text); }},
+    {"DEEP_EP_SOCKET_IFNAME", [](const Value& value) { parse_interfaces(value); }},
+};
 
 // Scripts of this repository hand these to each other, and to the tests.
 bool of_development(std::string_view name) {
@@ -64,12 +75,16 @@ std::vector<std::string> names_of_process() {
   return names;
 }
 
+environment::Value value_of(environment::Reader& reader, std::string_view name) {
+  for (const auto& [text, judge] : kTexts) {
+    if (text == name) return reader.value(name, judge);
+  }
+  return reader.value(name);
+}
+
 void check_environment() {
   environment::Reader reader;
-  for (const environment::Variable& variable : environment::variables()) reader.value(variable.name());
-  // Texts, which those who read them judge.
-  read_socket_choice();
-  rdma::read_settings();
+  for (const environment::Variable& variable : environment::variables()) value_of(reader, variable.name());
   for (const UnknownVariable& unknown : unknown_of(names_of_process())) {
     log::warn("{} is set, but there is no such variable: did you mean {}?", unknown.name, unknown.nearest);
   }

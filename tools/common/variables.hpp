@@ -6,7 +6,12 @@
 #include <string_view>
 #include <vector>
 
+#include "csrc/support/environment.hpp"
+
 namespace deep_ep::tools {
+
+/// The value of a variable of the table, as Reader::value(); a text is judged by what reads it.
+environment::Value value_of(environment::Reader& reader, std::string_view name);
 
 /// Throws InvalidArgument where a variable of the library's own has a wrong value, also one that this run does not
 /// read. Names without a reader are warned of.

@@ -2,6 +2,7 @@
 #include "csrc/support/environment.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
+#include "tools/common/variables.hpp"
 #include "tools/doctor/checks.hpp"
 
 namespace deep_ep::tools {
@@ -25,14 +26,10 @@ Assignment assignment_of(const environment::Variable& variable, const Patient& p
   const std::string name(variable.name());
   environment::Reader reader(patient.environment);
   try {
-    const environment::Value value = reader.value(name);
+    const environment::Value value = value_of(reader, name);
     Assignment result{&variable,  value,     name,
                       value.text, "default", fmt::format("{}", fmt::join(reader.ignored(), "; "))};
     if (!value.name.empty()) {
-      // Of RDMA's texts, too.
-      if (patient.refused.find(fmt::format(" {}=", value.name)) != std::string::npos) {
-        throw InvalidArgument(patient.refused);
-      }
       // In its own words: what is translated may mean less (an index of NCCL's binds no NIC that lacks that GID).
       result.name = value.name;
       result.text = patient.environment(value.name).value_or("");

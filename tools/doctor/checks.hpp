@@ -32,10 +32,9 @@ struct Patient {
   std::vector<std::string> variable_names;  ///< of those that are set
   std::vector<topology::Gpu> gpus;
   std::vector<rdma::Nic> nics;
-  rdma::RdmaSettings settings;
+  rdma::RdmaSettings settings;  ///< the defaults where a variable of the library's own is wrong
   rdma::NicMap map;
   BuiltFor build;
-  std::string refused;  ///< a wrong variable of the library's own: settings are the defaults then
 };
 /// `names`: of the variables that are set.
 Patient examine(topology::SystemRoot root, environment::Source variables, const std::vector<std::string>& names);

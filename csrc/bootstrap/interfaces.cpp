@@ -11,16 +11,12 @@
 
 namespace deep_ep {
 
-SocketAddress own_address(const SocketChoice& choice) {
-  ifaddrs* list = nullptr;
-  if (::getifaddrs(&list) != 0) return {};
-  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> all(list, &::freeifaddrs);
-  return own_address(choice, list);
-}
-
 SocketAddress own_address(const SocketChoice& choice, const ifaddrs* list) {
+  ifaddrs* found_list = nullptr;
+  if (list == nullptr && ::getifaddrs(&found_list) != 0) return {};
+  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owned(found_list, &::freeifaddrs);
   SocketAddress last, loopback;
-  for (const ifaddrs* one = list; one != nullptr; one = one->ifa_next) {
+  for (const ifaddrs* one = list != nullptr ? list : found_list; one != nullptr; one = one->ifa_next) {
     if (one->ifa_addr == nullptr || (one->ifa_flags & IFF_UP) == 0) continue;
     const int family = one->ifa_addr->sa_family;
     if (choice.family != AF_UNSPEC ? family != choice.family : family != AF_INET && family != AF_INET6) continue;
@@ -44,12 +40,12 @@ DeviceFilter parse_interfaces(const environment::Value& value) {
 
 SocketChoice read_socket_choice(const environment::Source& source) {
   SocketChoice choice;
-  environment::Reader reader(source);
+  environment::Reader reader{source};
   choice.interfaces = reader.read("DEEP_EP_SOCKET_IFNAME", parse_interfaces);
   const std::string family = reader.value("DEEP_EP_SOCKET_FAMILY").text;
   if (family == "AF_INET") choice.family = AF_INET;
   if (family == "AF_INET6") choice.family = AF_INET6;
-  for (const std::string& text : reader.ignored()) log::warn("{}", text);
+  for (const std::string& text : reader.ignored) log::warn("{}", text);
   return choice;
 }
 

@@ -22,9 +22,7 @@ SocketChoice read_socket_choice(const environment::Source& source = environment:
 
 /// By which other hosts may call: of the first interface that is up and allowed. Those without a carrier, and the
 /// bridges of Docker, which have one address on many hosts, come after all others, and loopback comes last; size 0:
-/// there is none at all.
-SocketAddress own_address(const SocketChoice& choice);
-/// Of a list as getifaddrs() gives it.
-SocketAddress own_address(const SocketChoice& choice, const ifaddrs* list);
+/// there is none at all. `list`: null, or interfaces that getifaddrs() would give.
+SocketAddress own_address(const SocketChoice& choice, const ifaddrs* list = nullptr);
 
 }  // namespace deep_ep

@@ -34,7 +34,7 @@ static_assert(kMostInternodeLanes == kMostLowLatencyLanes);
 
 /// Where another library's variable switches it off, its user may not have thought of this one.
 bool may_use_nvlink() {
-  const environment::Value word = environment::Reader().value("DEEP_EP_NVLINK");
+  const environment::Value word = environment::Reader{}.value("DEEP_EP_NVLINK");
   if (word.text != "off") return true;
   if (!environment::is_own(word.name)) {
     log::warn("{} is set: low-latency calls do not use NVLink (DEEP_EP_NVLINK=on: they do)", word.name);

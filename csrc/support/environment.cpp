@@ -224,16 +224,6 @@ constexpr std::array kVariables = {
              .help = "file that log lines are appended to; standard error if not set"},
 };
 
-std::optional<double> parse_positive(std::string_view text) {
-  const auto result = parse_number<double>(text);
-  return result && std::isfinite(*result) && *result >= 0 ? result : std::nullopt;
-}
-
-std::optional<std::uint64_t> parse_integer(std::string_view text) {
-  const bool hexadecimal = text.starts_with("0x") || text.starts_with("0X");
-  return parse_number<std::uint64_t>(text.substr(hexadecimal ? 2 : 0), hexadecimal ? 16 : 10);
-}
-
 const Variable& row(std::string_view name) {
   const auto* found = std::ranges::find(kVariables, name, &Variable::name);
   if (found == kVariables.end()) {
@@ -247,10 +237,10 @@ void check(const Variable& variable, const Value& value) {
   if (std::ranges::count(split(variable.choices, '|'), value.text) != 0) return;
   switch (variable.type) {
     case Type::number:
-      if (!parse_positive(value.text)) fail<InvalidArgument>("not a number of zero or more ({})", variable.allowed);
+      if (!value.number()) fail<InvalidArgument>("not a number of zero or more ({})", variable.allowed);
       return;
     case Type::unsigned_integer:
-      if (const auto number = parse_integer(value.text); number && *number <= variable.most) return;
+      if (const auto number = value.integer(); number && *number <= variable.most) return;
       if (variable.most == UINT64_MAX) {
         fail<InvalidArgument>("not a whole number from 0 to 2^64-1 ({})", variable.allowed);
       }
@@ -277,17 +267,17 @@ std::optional<std::string> of_process(std::string_view name) {
 Value Reader::value(std::string_view variable, const std::function<void(const Value&)>& judge) {
   const Variable& asked = row(variable);
   for (const std::string_view name : asked.names) {
-    const auto said = source_(name);
+    const auto said = source(name);
     if (!said) continue;
     const Value value{is_own(name) ? *said : std::string(in_own_words(asked, name, *said)), name};
     if (value.text.empty()) continue;
     try {
       judge(value);
-      if (!is_own(name)) taken_.push_back(fmt::format("{}={}", name, *said));
+      if (!is_own(name)) taken.push_back(fmt::format("{}={}", name, *said));
       return value;
     } catch (const InvalidArgument& error) {
       if (is_own(name)) fail<InvalidArgument>("environment variable {}='{}': {}", name, value.text, error.what());
-      ignored_.push_back(fmt::format("{}='{}' is ignored: {}", name, value.text, error.what()));
+      ignored.push_back(fmt::format("{}='{}' is ignored: {}", name, value.text, error.what()));
     }
   }
   return {std::string(asked.default_value), {}};
@@ -297,9 +287,15 @@ Value Reader::value(std::string_view name) {
   return value(name, [&](const Value& set) { check(row(name), set); });
 }
 
-double Value::number() const { return parse_positive(text).value(); }
+std::optional<double> Value::number() const {
+  const auto result = parse_number<double>(text);
+  return result && std::isfinite(*result) && *result >= 0 ? result : std::nullopt;
+}
 
-std::uint64_t Value::integer() const { return parse_integer(text).value(); }
+std::optional<std::uint64_t> Value::integer() const {
+  const bool hexadecimal = text.starts_with("0x") || text.starts_with("0X");
+  return parse_number<std::uint64_t>(std::string_view(text).substr(hexadecimal ? 2 : 0), hexadecimal ? 16 : 10);
+}
 
 }  // namespace deep_ep::environment
 

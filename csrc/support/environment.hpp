@@ -16,8 +16,8 @@
 namespace deep_ep::environment {
 
 enum class Type : std::uint8_t {
-  number,            ///< finite, zero or more
-  unsigned_integer,  ///< decimal, or hexadecimal with 0x; 0 to Variable::most
+  number,
+  unsigned_integer,  ///< at most Variable::most
   text,              ///< read by whoever asks: Reader::read()
 };
 
@@ -51,15 +51,17 @@ struct Value {
   std::string text;       ///< in the words of the table
   std::string_view name;  ///< the variable that it comes from; empty: the default
 
-  double number() const;  ///< of a variable of that type
-  std::uint64_t integer() const;
+  /// Finite, zero or more; or whole, also hexadecimal with 0x. Nothing where the text is another one.
+  std::optional<double> number() const;
+  std::optional<std::uint64_t> integer() const;
 };
 
 /// Asks the table. Names of the functions' arguments are Variable::name(). Asking for a name that is not in the table
 /// is a mistake in the library: std::logic_error.
-class Reader {
- public:
-  explicit Reader(Source source = of_process) : source_(std::move(source)) {}
+struct Reader {
+  Source source = of_process;
+  std::vector<std::string> taken = {};    ///< "NCCL_IB_TC=52": variables of other libraries that are in effect
+  std::vector<std::string> ignored = {};  ///< "NCCL_IB_TC='x' is ignored: ...": those that are not understood
 
   /// Of a text, only that it is set is looked at. InvalidArgument where the library's own variable has a wrong value:
   /// its name, the value, what is allowed.
@@ -74,21 +76,11 @@ class Reader {
     value(name, [&](const Value& set) { result = parse(set); });
     return result;
   }
-
-  /// "NCCL_IB_TC=52": variables of other libraries that are in effect.
-  const std::vector<std::string>& taken() const { return taken_; }
-  /// "NCCL_IB_TC='x' is ignored: ...": variables of other libraries that are not understood.
-  const std::vector<std::string>& ignored() const { return ignored_; }
-
- private:
-  Source source_;
-  std::vector<std::string> taken_;
-  std::vector<std::string> ignored_;
 };
 
 /// The variables of this process.
-inline double number(std::string_view name) { return Reader().value(name).number(); }
-inline std::uint64_t unsigned_integer(std::string_view name) { return Reader().value(name).integer(); }
-inline std::string text(std::string_view name) { return Reader().value(name).text; }
+inline double number(std::string_view name) { return Reader{}.value(name).number().value(); }
+inline std::uint64_t unsigned_integer(std::string_view name) { return Reader{}.value(name).integer().value(); }
+inline std::string text(std::string_view name) { return Reader{}.value(name).text; }
 
 }  // namespace deep_ep::environment

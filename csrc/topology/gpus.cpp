@@ -15,7 +15,7 @@ constexpr std::string_view kPciFolder = "/sys/bus/pci/devices";
 
 bool is_nvidia_gpu(const SystemRoot& root, const std::string& folder) {
   // 0x03....: display controllers, 3D controllers among them.
-  return root.read(folder + "/vendor") == "0x10de" && root.text(folder + "/class").starts_with("0x03") &&
+  return root.text(folder + "/vendor") == "0x10de" && root.text(folder + "/class").starts_with("0x03") &&
          root.link_name(folder + "/driver") == "nvidia";
 }
 

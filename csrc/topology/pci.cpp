@@ -38,9 +38,7 @@ PciLocation pci_location(const SystemRoot& root, std::string_view device_folder)
     if (location.path.empty() ? name.starts_with("pci") : address.has_value()) location.path.push_back(name);
   }
   if (!location.address) return {};
-  if (const auto numa_node = root.read(*path + "/numa_node")) {
-    location.numa_node = parse_number<int>(*numa_node).value_or(-1);
-  }
+  location.numa_node = parse_number<int>(root.text(*path + "/numa_node")).value_or(-1);
   return location;
 }
 

@@ -67,26 +67,20 @@ std::optional<fs::path> SystemRoot::place_of(std::string_view path) const {
   return prefix_ / fs::path(*resolved).relative_path();
 }
 
-std::optional<std::string> SystemRoot::read_bytes(std::string_view path, std::size_t most) const {
+std::string SystemRoot::bytes(std::string_view path, std::size_t most) const {
   const auto place = place_of(path);
   std::error_code error;
-  if (!place || !fs::is_regular_file(*place, error)) return std::nullopt;  // to open a FIFO would wait for a writer
+  if (!place || !fs::is_regular_file(*place, error)) return {};  // to open a FIFO would wait for a writer
   std::ifstream file(*place, std::ios::binary);
-  if (!file) return std::nullopt;
   std::string bytes;
   for (std::array<char, 1 << 16> block; file && bytes.size() < most;) {
     file.read(block.data(), block.size());
     bytes.append(block.data(), static_cast<std::size_t>(file.gcount()));
   }
-  if (file.bad()) return std::nullopt;
-  bytes.resize(std::min(bytes.size(), most));
-  return bytes;
+  return file.bad() ? std::string() : bytes.substr(0, most);
 }
 
-std::optional<std::string> SystemRoot::read(std::string_view path) const {
-  const auto bytes = read_bytes(path, kMostText);
-  return bytes ? std::optional(std::string(trim(*bytes))) : std::nullopt;
-}
+std::string SystemRoot::text(std::string_view path) const { return std::string(trim(bytes(path, kMostText))); }
 
 std::vector<std::string> SystemRoot::list(std::string_view path) const {
   std::vector<std::string> names;

@@ -20,13 +20,11 @@ class SystemRoot {
 
   bool is_this_machine() const { return prefix_ == "/"; }
 
-  /// The text of a file (its first 8 MiB), without white space around it; nothing if it cannot be read (sysfs refuses
+  /// The text of a file (its first 8 MiB), without white space around it; empty if it cannot be read (sysfs refuses
   /// some files with EINVAL, which also means "not there").
-  std::optional<std::string> read(std::string_view path) const;
+  std::string text(std::string_view path) const;
   /// The same, byte for byte: for libraries. At most `most` bytes.
-  std::optional<std::string> read_bytes(std::string_view path, std::size_t most = std::size_t{64} << 20) const;
-  /// The same as read(), where a file that cannot be read says nothing.
-  std::string text(std::string_view path) const { return read(path).value_or(""); }
+  std::string bytes(std::string_view path, std::size_t most = std::size_t{64} << 20) const;
   /// Names in a folder, numbers in them in numerical order (mlx5_2 before mlx5_10); empty if there is no such folder.
   std::vector<std::string> list(std::string_view path) const;
   bool exists(std::string_view path) const;

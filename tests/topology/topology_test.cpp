@@ -22,14 +22,14 @@ TEST(SystemRoot, LinksStayInside) {
   const SystemRoot root = machine.root();
   EXPECT_FALSE(root.is_this_machine());
   for (const char* name : {"real", "absolute", "relative", "far", "folder/real", "folder/folder/absolute"}) {
-    EXPECT_EQ(root.read(std::string("/etc/") + name), "inside") << name;
+    EXPECT_EQ(root.text(std::string("/etc/") + name), "inside") << name;
     EXPECT_EQ(root.resolve(std::string("/etc/") + name), "/etc/real") << name;
   }
   for (const char* name : {"loop", "nowhere", "missing", "real/below"}) {
-    EXPECT_FALSE(root.read(std::string("/etc/") + name)) << name;
+    EXPECT_EQ(root.text(std::string("/etc/") + name), "") << name;
     EXPECT_FALSE(root.exists(std::string("/etc/") + name)) << name;
   }
-  EXPECT_FALSE(root.read("/etc")) << "a folder is not a text";
+  EXPECT_EQ(root.text("/etc"), "") << "a folder is not a text";
   EXPECT_TRUE(root.list("/no/such/folder").empty());
 }
 

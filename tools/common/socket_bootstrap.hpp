@@ -28,7 +28,7 @@ inline Token token_of(std::string_view text) {
 /// bench --spawn` gives ranks of one host 128 random bits there), else `job`, by which the caller's launcher tells jobs
 /// apart. Without either, all jobs have the same token.
 inline Token job_token(std::string_view job = {}, const environment::Source& source = environment::of_process) {
-  const environment::Value agreed = environment::Reader(source).value("DEEP_EP_JOB_TOKEN");
+  const environment::Value agreed = environment::Reader{source}.value("DEEP_EP_JOB_TOKEN");
   return token_of(agreed.text.empty() ? job : agreed.text);
 }
 

@@ -24,11 +24,11 @@ std::string mapping_of(const Patient& patient) {
 
 Assignment assignment_of(const environment::Variable& variable, const Patient& patient) {
   const std::string name(variable.name());
-  environment::Reader reader(patient.environment);
+  environment::Reader reader{patient.environment};
   try {
     const environment::Value value = value_of(reader, name);
     Assignment result{&variable,  value,     name,
-                      value.text, "default", fmt::format("{}", fmt::join(reader.ignored(), "; "))};
+                      value.text, "default", fmt::format("{}", fmt::join(reader.ignored, "; "))};
     if (!value.name.empty()) {
       // In its own words: what is translated may mean less (an index of NCCL's binds no NIC that lacks that GID).
       result.name = value.name;

@@ -50,7 +50,8 @@ std::string files_text(const Patient& patient) {
   }
   std::string text;
   for (const std::string& file : files) {
-    if (const auto content = patient.root.read(file)) text += fmt::format("{}: {}\n", file, content->substr(0, 16384));
+    const std::string content = patient.root.text(file);
+    if (!content.empty()) text += fmt::format("{}: {}\n", file, content.substr(0, 16384));
   }
   return text;
 }

@@ -97,9 +97,8 @@ std::vector<PortCounters> read_counters(const Patient& patient) {
     for (const rdma::NicPort& port : nic.ports) {
       PortCounters counters{nic.name, port.number, {}};
       for (const Counter& counter : kCounters) {
-        const auto text =
-            patient.root.read(fmt::format("/sys/class/infiniband/{}/ports/{}/{}", nic.name, port.number, counter.file));
-        const auto value = parse_number<std::uint64_t>(trim(text.value_or("")));
+        const auto value = parse_number<std::uint64_t>(patient.root.text(
+            fmt::format("/sys/class/infiniband/{}/ports/{}/{}", nic.name, port.number, counter.file)));
         if (value) counters.values[counter.name] = *value * counter.unit;
       }
       result.push_back(std::move(counters));

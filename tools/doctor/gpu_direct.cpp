@@ -42,7 +42,8 @@ std::string why_no_dma_buf(const Patient& patient) {
 std::string find_peer_memory(const Patient& patient) {
   for (const char* file : {"/sys/kernel/mm/memory_peers/nvidia-peermem/version",
                            "/sys/kernel/mm/memory_peers/nv_mem/version", "/sys/module/nvidia_peermem/version"}) {
-    if (const auto version = patient.root.read(file)) return fmt::format("nvidia-peermem {}", *version);
+    const std::string version = patient.root.text(file);
+    if (!version.empty()) return fmt::format("nvidia-peermem {}", version);
   }
   return patient.root.exists("/sys/module/nvidia_peermem") ? "nvidia-peermem" : "";
 }

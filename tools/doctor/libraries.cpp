@@ -115,7 +115,7 @@ std::vector<LibraryCopy> find_library(const Patient& patient, const std::string&
       const auto resolved = patient.root.resolve(fmt::format("{}/{}", folder, name));
       if (!resolved || !seen.insert(*resolved).second) continue;
       // The text within the file, not the ELF tables: names of versions are plain strings in both.
-      const std::string bytes = patient.root.read_bytes(*resolved).value_or("");
+      const std::string bytes = patient.root.bytes(*resolved);
       copies.push_back(
           {folder, fs::path(*resolved).filename().string(), private_abi_of(bytes), provider_files_of(bytes), searched});
     }

@@ -48,8 +48,8 @@ void check_gpu_device_files(const Patient& patient, Findings& findings) {
 void check_port_gids(const Nic& nic, const NicPort& port, const rdma::GidChoice& choice, Findings& findings) {
   const std::string name = fmt::format("{} port {}", nic.name, port.number);
   if (choice.gid) {
-    if (!choice.warning.empty()) {
-      findings.push_back({"gid", Verdict::warning, fmt::format("{}: {}", name, choice.warning),
+    if (!choice.problem.empty()) {
+      findings.push_back({"gid", Verdict::warning, fmt::format("{}: {}", name, choice.problem),
                           "peers may not be reached, or not as intended",
                           "leave the GID index to the library, or correct the variable"});
     }

@@ -154,7 +154,7 @@ void check_listed_devices(const Patient& patient, Findings& findings) {
   const std::vector<std::string> interfaces = patient.root.list("/sys/class/net");
   if (interfaces.empty()) return;  // no sysfs: nothing is known of interfaces
   try {
-    environment::Reader reader(patient.environment);
+    environment::Reader reader{patient.environment};
     warn_of_missing(findings, reader.read("DEEP_EP_SOCKET_IFNAME", parse_interfaces), "interface", interfaces);
   } catch (const InvalidArgument&) {  // NOLINT(bugprone-empty-catch): the table's check has said it
   }

@@ -65,7 +65,7 @@ GidChoice choose_gid(const NicPort& port, const environment::Value& index) {
   const std::vector<GidEntry>& gids = port.gids;
   std::string refused;
   if (index.text != "auto") {
-    const auto named = std::ranges::find(gids, static_cast<int>(index.integer()), &GidEntry::index);
+    const auto named = std::ranges::find(gids, static_cast<int>(index.integer().value()), &GidEntry::index);
     if (named != gids.end()) return {.gid = *named};
     refused = fmt::format("{}={}: no GID is there (zero, or beyond the table)", index.name, index.text);
     if (environment::is_own(index.name)) return {.problem = refused};
@@ -73,7 +73,7 @@ GidChoice choose_gid(const NicPort& port, const environment::Value& index) {
   const auto best = std::ranges::min_element(gids, {}, [&](const GidEntry& gid) { return rank(gid, port.ethernet()); });
   if (best == gids.end() || rank(*best, port.ethernet()) == kNever) return {.problem = why_none(gids)};
   if (!refused.empty()) refused += fmt::format("; GID {} is used instead", best->index);
-  return {.gid = *best, .warning = refused};
+  return {.gid = *best, .problem = refused};
 }
 
 }  // namespace deep_ep::rdma

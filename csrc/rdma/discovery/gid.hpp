@@ -33,8 +33,7 @@ std::optional<GidBytes> parse_gid(std::string_view text);
 
 struct GidChoice {
   std::optional<GidEntry> gid = {};
-  std::string problem = {};  ///< why there is none; otherwise empty
-  std::string warning = {};  ///< what is unusual about the chosen one
+  std::string problem = {};  ///< why there is none, or what is unusual about it; otherwise empty
 };
 
 /// Of GIDs that are not zero. Ethernet: RoCE v2 only; IPv4 first, then global IPv6, then IPv4 of 169.254.0.0/16, which

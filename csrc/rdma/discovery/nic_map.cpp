@@ -61,8 +61,8 @@ class Mapper {
     }
     const GidChoice choice = choose_gid(port, settings_.gid_index);
     if (!choice.gid) return fmt::format("port {}: {}", port.number, choice.problem);
-    if (!choice.warning.empty()) {
-      map_.warnings.push_back(fmt::format("{}: {}", port_name(nic, port.number), choice.warning));
+    if (!choice.problem.empty()) {
+      map_.warnings.push_back(fmt::format("{}: {}", port_name(nic, port.number), choice.problem));
     }
     usable.push_back({.nic = nic, .port = port.number, .gid = *choice.gid});
     return {};

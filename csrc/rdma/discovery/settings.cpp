@@ -88,7 +88,7 @@ std::vector<ListedDevice> parse_mapping(const Value& value) {
 DeviceFilter parse_nics(const Value& value) { return {value, /*prefixes=*/value.name == "NCCL_IB_HCA", ListOf::ports}; }
 
 RdmaSettings read_settings(const environment::Source& source) {
-  Reader reader(source);
+  Reader reader{source};
   RdmaSettings settings;
   settings.mapping = reader.read("DEEP_EP_DEVICE_TO_HCA_MAPPING", parse_mapping);
   settings.nics = reader.read("DEEP_EP_HCA_LIST", parse_nics);
@@ -101,14 +101,14 @@ RdmaSettings read_settings(const environment::Source& source) {
   const Value traffic_class = reader.value("DEEP_EP_RDMA_TRAFFIC_CLASS");
   settings.has_traffic_class = !traffic_class.name.empty();
   settings.path = {
-      .pkey_index = static_cast<std::uint16_t>(reader.value("NCCL_IB_PKEY").integer()),
-      .traffic_class = static_cast<std::uint8_t>(traffic_class.integer()),
-      .service_level = static_cast<std::uint8_t>(reader.value("DEEP_EP_RDMA_SERVICE_LEVEL").integer()),
-      .ack_timeout = static_cast<std::uint8_t>(reader.value("DEEP_EP_RDMA_ACK_TIMEOUT").integer()),
-      .retry_count = static_cast<std::uint8_t>(reader.value("DEEP_EP_RDMA_RETRY_COUNT").integer()),
+      .pkey_index = static_cast<std::uint16_t>(reader.value("NCCL_IB_PKEY").integer().value()),
+      .traffic_class = static_cast<std::uint8_t>(traffic_class.integer().value()),
+      .service_level = static_cast<std::uint8_t>(reader.value("DEEP_EP_RDMA_SERVICE_LEVEL").integer().value()),
+      .ack_timeout = static_cast<std::uint8_t>(reader.value("DEEP_EP_RDMA_ACK_TIMEOUT").integer().value()),
+      .retry_count = static_cast<std::uint8_t>(reader.value("DEEP_EP_RDMA_RETRY_COUNT").integer().value()),
   };
-  settings.taken = reader.taken();
-  settings.warnings = reader.ignored();
+  settings.taken = reader.taken;
+  settings.warnings = reader.ignored;
   return settings;
 }
 

@@ -49,9 +49,7 @@ rdma::nic_test::MakeEndsOn on_nic(const rdma::NicAssignment& nic, const std::sha
 
 rdma::nic_test::Link link_of(const rdma::NicAssignment& nic, bool relaxed_ordering) {
   const topology::SystemRoot root;
-  const auto number = [&](const std::string& path) {
-    return std::strtod(root.read(path).value_or("0").c_str(), nullptr);
-  };
+  const auto number = [&](const std::string& path) { return std::strtod(root.text(path).c_str(), nullptr); };
   const std::string device = "/sys/class/infiniband/" + nic.nic.name + "/device/";
   const auto pcie = [&](const char* which) {
     return number(device + which + "_link_speed") * number(device + which + "_link_width");

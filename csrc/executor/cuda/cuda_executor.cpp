@@ -46,16 +46,9 @@ int multiprocessors_of(const Context& context) {
   return of_context > 0 ? std::min(of_device, of_context) : of_device;
 }
 
-/// Kernels that play NICs stay on multiprocessors of their own: of each mode that reaches other nodes as many as the
-/// wire says, or else two for normal mode and one for low latency. They must find them even while all other kernels
-/// wait for them.
-int kept_for_simulated_nics() {
-  std::string wire = environment::text("DEEP_EP_RDMA_WIRE");
-  std::erase(wire, ' ');
-  if (!wire.starts_with("simulated")) return 0;
-  if (wire.find("sms=1") != std::string::npos) return 2;
-  return wire.find("sms=2") != std::string::npos ? 4 : 3;
-}
+/// Kernels that play NICs stay on multiprocessors of their own, two at most for each mode that reaches other nodes.
+/// They must find them even while all other kernels wait for them.
+int kept_for_simulated_nics() { return environment::text("DEEP_EP_RDMA_WIRE").starts_with("simulated") ? 4 : 0; }
 
 LaunchPolicy make_policy(const Context& context) {
   const int device = context.device();

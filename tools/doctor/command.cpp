@@ -26,7 +26,7 @@ namespace deep_ep::tools {
 namespace {
 
 struct DoctorOptions {
-  std::string sysroot;
+  std::string sysroot = "/";
   bool nic_counters = false;
   std::vector<std::string> command;
   bool json = false;
@@ -94,8 +94,7 @@ int run_doctor(const DoctorOptions& options) {
   if (options.explain) return run_explain(*options.explain, options.json);
   if (options.nic_test) return run_nic_test(options);
   const Patient patient =
-      examine(options.sysroot.empty() ? topology::SystemRoot() : topology::SystemRoot(options.sysroot),
-              environment::of_process, tools::names_of_process());
+      examine(topology::SystemRoot(options.sysroot), environment::of_process, tools::names_of_process());
   if (options.quick) return run_quick(patient, options.expected, options.json);
   if (options.report) {
     const MachineReport machine = report_machine(patient, full_version());

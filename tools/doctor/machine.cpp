@@ -18,17 +18,6 @@ std::string numa(const topology::PciLocation& pci) {
   return pci.numa_node < 0 ? "NUMA node not known" : fmt::format("NUMA node {}", pci.numa_node);
 }
 
-// Whether the GPUs' rows use this GID.
-bool is_chosen(const Patient& patient, const rdma::Nic& nic, const rdma::NicPort& port, const rdma::GidEntry& gid) {
-  for (const rdma::NicMapRow& row : patient.map.rows) {
-    for (const rdma::NicAssignment& used : row.nics) {
-      if (used.nic.name == nic.name && used.port == port.number) return used.gid.index == gid.index;
-    }
-  }
-  const rdma::GidChoice choice = rdma::choose_gid(port, patient.settings.gid_index);
-  return choice.gid && choice.gid->index == gid.index;
-}
-
 void add_nic(const Patient& patient, const rdma::Nic& nic, std::string& text) {
   text += fmt::format("  {}{}: {}, firmware {}, {}, {}{}; {}\n", nic.name,
                       nic.pci.address ? fmt::format(" ({})", nic.pci.address->text()) : "",
@@ -38,10 +27,11 @@ void add_nic(const Patient& patient, const rdma::Nic& nic, std::string& text) {
   for (const rdma::NicPort& port : nic.ports) {
     text += fmt::format("    port {}: {}, link {}, {} Gb/s, {}\n", port.number, port.state, port.physical_state,
                         port.rate_gbps, port.link_layer);
+    const rdma::GidChoice used = rdma::choose_gid(port, patient.settings.gid_index);
     for (const rdma::GidEntry& gid : port.gids) {
       text += fmt::format("      GID {}: {}, {}{}{}{}\n", gid.index, or_else(gid.type, "unknown type"), gid.address(),
                           gid.netdev.empty() ? "" : ", ", gid.netdev,
-                          is_chosen(patient, nic, port, gid) ? "  <- used" : "");
+                          used.gid && used.gid->index == gid.index ? "  <- used" : "");
     }
   }
 }

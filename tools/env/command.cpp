@@ -21,7 +21,7 @@ struct EnvOptions {
   bool explain = false;
   bool markdown = false;
   std::string format;
-  std::string sysroot;
+  std::string sysroot = "/";
 };
 
 nlohmann::json to_json(const std::vector<Assignment>& rows) {
@@ -60,8 +60,7 @@ int run_env(const EnvOptions& options) {
     return 0;
   }
   const Patient patient =
-      examine(options.sysroot.empty() ? topology::SystemRoot() : topology::SystemRoot(options.sysroot),
-              environment::of_process, tools::names_of_process());
+      examine(topology::SystemRoot(options.sysroot), environment::of_process, tools::names_of_process());
   if (!options.format.empty()) {
     fmt::print("{}", to_shell(patient));
   } else if (options.json) {

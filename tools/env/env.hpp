@@ -8,7 +8,7 @@
 
 namespace deep_ep::tools {
 
-/// "GPU 3 (...): no NIC: ..."
+/// "GPU 3 (...) -> no NIC: ..."
 std::vector<std::string> gpus_without_nic(const Patient& patient);
 
 /// For POSIX shells, to be sourced any number of times, also under `set -eu`: all but defaults, each name once.

@@ -91,8 +91,7 @@ has those that it reads in place of its own.
 std::vector<std::string> gpus_without_nic(const Patient& patient) {
   std::vector<std::string> notes;
   for (const rdma::NicMapRow& row : patient.map.rows) {
-    if (!row.nics.empty() || !row.gpu.cuda_id) continue;
-    notes.push_back(fmt::format("{}: no NIC: {}", row.gpu.text(), row.problem));
+    if (row.nics.empty() && row.gpu.cuda_id) notes.push_back(row.text());
   }
   return notes;
 }

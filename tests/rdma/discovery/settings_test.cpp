@@ -128,7 +128,7 @@ TEST(RdmaSettings, HandlersAndMemoryOfOthers) {
   EXPECT_TRUE(read({{"NVSHMEM_IB_DISABLE_DMABUF", "0"}}).dma_buf);
   EXPECT_FALSE(read({{"NCCL_DMABUF_ENABLE", "0"}}).dma_buf);
   EXPECT_EQ(read({{"DEEP_EP_RDMA_GID_INDEX", "auto"}, {"NVSHMEM_IB_GID_INDEX", "3"}}).gid_index.text, "auto");
-  EXPECT_EQ(read({{"NVSHMEM_IB_GID_INDEX", "-1"}}).gid_index.text, "auto");
+  EXPECT_TRUE(read({{"NVSHMEM_IB_GID_INDEX", "-1"}, {"NCCL_IB_SL", "-1"}}).warnings.empty()) << "as if not set";
   EXPECT_EQ(read({}).relaxed_ordering, Choice::automatic);
   EXPECT_EQ(read({{"DEEP_EP_RDMA_RELAXED_ORDERING", "1"}}).relaxed_ordering, Choice::yes);
 }

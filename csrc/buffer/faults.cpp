@@ -95,13 +95,15 @@ std::optional<int> Faults::find_lost(int waited_for) const {
 }
 
 std::string Faults::describe_failure(int peer) const {
-  const std::uint32_t failed = __atomic_load_n(&words_->failed[peer], __ATOMIC_ACQUIRE);
-  if (failed == 0) return {};
-  FaultRecord record{};
-  record.kind = FaultKind::rdma_failed;
-  record.peer = peer;
-  record.field = static_cast<std::int32_t>(failed - 1);
-  return rdma::describe_fault(rank_, record);
+  for (int other = 0; other < initial_.num_ranks; ++other) {
+    const std::uint32_t failed = __atomic_load_n(&words_->failed[other], __ATOMIC_ACQUIRE);
+    if (failed == 0 || (peer != other && peer != rank_)) continue;
+    FaultRecord record{};
+    record.peer = other;
+    record.field = static_cast<std::int32_t>(failed - 1);
+    return rdma::describe_fault(rank_, record);
+  }
+  return {};
 }
 
 void Faults::come_back() {
@@ -149,9 +151,8 @@ void Faults::raise_timeout(const FaultRecord& fault) {
   const std::string text = describe_fault(fault, rank_, timeout_s_, lost, why);
   // The rank waited for may itself wait for what was lost by a queue pair of this rank. With masking calls go on
   // without the peer, and a process that has ended takes its queue pairs along.
-  std::string failure;
-  const int peers = words_ != nullptr && initial_.masking == 0 && gone.empty() ? initial_.num_ranks : 0;
-  for (int peer = 0; failure.empty() && peer < peers; ++peer) failure = describe_failure(peer);
+  const bool explains = words_ != nullptr && initial_.masking == 0 && gone.empty();
+  const std::string failure = explains ? describe_failure(rank_) : std::string();
   if (!failure.empty()) break_by<SystemError>(failure + "; " + text);
   const std::string more = explain_();
   break_by<TimeoutError>(more.empty() ? text : text + ". " + more);

@@ -75,7 +75,8 @@ class Faults {
   [[noreturn]] void break_by_interruption();
   /// In device memory: another word that ends waits, though nothing is on record.
   void add_abort_word(std::uint64_t* abort) { abort_words_.push_back(abort); }
-  /// The failure of the queue pairs to `peer`; empty: none. With a control plane.
+  /// The failure of the queue pairs to `peer`, or for this rank itself of its first ones that failed; empty: none. With
+  /// a control plane.
   std::string describe_failure(int peer) const;
 
  private:

@@ -28,6 +28,9 @@ TEST(FaultsRecord, AFailedQueuePairExplainsAWaitInVain) {
     const auto words = std::make_shared<ControlWords>();
     Faults faults(calls, 0, 4, 1.0, words, nullptr, masking);
     words->failed[2] = RdmaFailure{.syndrome = 0x13, .opcode = device::rdma::kOpcodeWrite}.packed() + 1;
+    const std::string cause = "rank 0: RDMA write to rank 2 failed: syndrome 0x13, remote access error";
+    for (const int rank : {0, 2}) EXPECT_EQ(faults.describe_failure(rank).find(cause), 0u) << rank;
+    for (const int rank : {1, 3}) EXPECT_EQ(faults.describe_failure(rank), "");
     put_on_record(*faults.wait_context().fault, FaultKind::timeout, Wanted::low_latency_combine_rows, 3);
     for (int times = 0; times < 2; ++times) {
       try {
@@ -36,7 +39,6 @@ TEST(FaultsRecord, AFailedQueuePairExplainsAWaitInVain) {
       } catch (const Error& error) {
         EXPECT_EQ(dynamic_cast<const SystemError*>(&error) != nullptr, !masking) << error.what();
         const std::string wait = "rank 0 waited 1 s for rank 3 without seeing a row (low-latency combine)";
-        const std::string cause = "rank 0: RDMA write to rank 2 failed: syndrome 0x13, remote access error";
         EXPECT_EQ(std::string(error.what()).find(masking ? wait : cause), 0u) << error.what();
         EXPECT_NE(std::string(error.what()).find(wait), std::string::npos) << error.what();
       }

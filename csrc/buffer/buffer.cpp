@@ -52,9 +52,7 @@ std::string Buffer::describe() const { return alive(runtime_, "describe").descri
 std::vector<int> Buffer::lost_ranks() const {
   const Runtime& runtime = alive(runtime_, "lost_ranks");
   std::set<int> lost;
-  for (int rank = 0; runtime.membership() != nullptr && rank < runtime.num_ranks(); ++rank) {
-    lost.insert(runtime.membership()->lost_for(rank));
-  }
+  for (int rank = 0; rank < runtime.num_ranks(); ++rank) lost.insert(control::lost_for(runtime.control_words(), rank));
   lost.erase(control::kNobody);
   return {lost.begin(), lost.end()};
 }

@@ -55,7 +55,7 @@ bool Faults::met() const { return written(records_.get()[0]) || given_up(); }
 
 bool Faults::given_up() const {
   if (initial_.masking == 0) return false;
-  return __atomic_load_n(&words_->lost[rank_], __ATOMIC_ACQUIRE) != 0;
+  return control::lost_for(*words_, rank_) != control::kNobody;
 }
 
 bool Faults::broken() const {
@@ -87,7 +87,7 @@ std::optional<int> Faults::find_lost(int waited_for) const {
   if (membership_ == nullptr || waited_for == rank_) return {};
   const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(std::min(timeout_s_ / 4, 1.0));
   for (;;) {
-    const int lost = membership_->lost_for(waited_for);
+    const int lost = control::lost_for(*words_, waited_for);
     if (lost != control::kNobody && lost != rank_) return lost;
     if (lost == rank_ || std::chrono::steady_clock::now() > until) return {};
     std::this_thread::sleep_for(std::chrono::milliseconds(1));

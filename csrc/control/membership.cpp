@@ -127,14 +127,9 @@ void Membership::meet(double most_s) {
 
 // ---- Calls of the program ----
 
-int Membership::lost_for(int rank) const {
-  const std::lock_guard lock(plane_->mutex_);
-  return rank >= 0 && rank < size() ? at(rank).lost : kNobody;
-}
-
 bool Membership::ended_by_error(int rank) const {
   const std::lock_guard lock(plane_->mutex_);
-  return rank >= 0 && rank < size() && at(rank).said.gave_up_on == rank;
+  return at(rank).said.gave_up_on == rank;
 }
 
 std::vector<LostRank> Membership::lost() const {
@@ -380,7 +375,7 @@ void Membership::lose(const LostRank& verdict) {
   }
 }
 
-/// Tells this rank's kernels.
+/// Tells this rank's kernels and calls.
 void Membership::show() {
   const std::vector<int> ends = ends_of_chains(gather());
   bool changes = false;
@@ -388,7 +383,6 @@ void Membership::show() {
     const int lost = ends[index(rank)];  // with masks each lost rank itself, as one that has given up is lost, too
     if (std::exchange(at(rank).lost, lost) == lost) continue;
     changes = true;
-    if (!masks_ && rank == rank_) continue;
     __atomic_store_n(&words_.lost[index(rank)], static_cast<std::uint32_t>(lost) + 1, __ATOMIC_RELEASE);
   }
   if (changes) __atomic_fetch_add(&words_.changes, 1, __ATOMIC_RELEASE);

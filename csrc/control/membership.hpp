@@ -21,6 +21,12 @@
 
 namespace deep_ep::control {
 
+/// By the words of this rank: the rank because of which nothing comes from `rank` any more; kNobody: something may
+/// come. With masks each lost rank itself.
+inline int lost_for(const ControlWords& words, int rank) {
+  return static_cast<int>(__atomic_load_n(&words.lost[rank], __ATOMIC_ACQUIRE)) - 1;
+}
+
 struct JoinOptions {
   double timeout_s = 0;  ///< of waits; 0: they last for ever
   bool masks = false;    ///< ranks go on without those that are lost
@@ -41,9 +47,6 @@ class Membership {
   Membership(const Membership&) = delete;
   Membership& operator=(const Membership&) = delete;
 
-  /// The rank because of which nothing comes from `rank` any more; kNobody: something may come. With masks each lost
-  /// rank itself.
-  int lost_for(int rank) const;
   /// Has it ended its calls by an error that it has found, so not by a wait?
   bool ended_by_error(int rank) const;
   /// The verdicts, in the order in which they were given or heard.

@@ -34,10 +34,7 @@ struct SharedWords : ControlWords {
 
   std::uint32_t verdicts() const { return __atomic_load_n(&changes, __ATOMIC_ACQUIRE); }
   /// The rank that this one is lost for.
-  int lost_for(int rank) const {
-    if (__atomic_load_n(&changes, __ATOMIC_ACQUIRE) == 0) return kNobody;
-    return static_cast<int>(__atomic_load_n(&lost[static_cast<std::size_t>(rank)], __ATOMIC_ACQUIRE)) - 1;
-  }
+  int lost_for(int rank) const { return control::lost_for(*this, rank); }
   void end_wait_for(int rank) { __atomic_store_n(&ended, static_cast<std::uint32_t>(rank) + 1, __ATOMIC_RELEASE); }
   /// As a kernel says while it waits.
   void say_waits(int peer, std::chrono::nanoseconds lasted) {

@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 class Licence(unittest.TestCase):
     def test_files_that_travel_name_it(self):
         files = [*(ROOT / "include").rglob("*.hpp"), *(ROOT / "python/deep_ep").rglob("__init__.py")]
-        self.assertGreater(len(files), 20)
+        self.assertGreater(len(files), 15)
         for file in files:
             with self.subTest(file.relative_to(ROOT)):
                 head = re.split(r"^(?:#include|import|from) ", file.read_text(), maxsplit=1, flags=re.M)[0]

@@ -17,7 +17,7 @@ struct NicTestOptions {
   std::string wire = "auto";
   std::string device = "auto";  ///< see choose_device
   bool listen = false;          ///< for the other machine's --peer
-  std::string peer;             ///< HOST[:PORT] that listens
+  std::string peer = {};        ///< HOST[:PORT] that listens
   std::uint16_t port = kNicTestPort;
   double seconds = 45;  ///< for all of it, and as long again for the other machine to come
 

@@ -33,8 +33,4 @@ void check_compatible(const std::string& device, const QueuePairAddress& own, co
   }
 }
 
-bool has_global_route(const QueuePairAddress& own, const QueuePairAddress& peer) {
-  return own.link_layer == LinkLayer::ethernet || own.needs_global_route != 0 || peer.needs_global_route != 0;
-}
-
 }  // namespace deep_ep::rdma

@@ -30,16 +30,9 @@ struct QueuePairAddress {
 };
 static_assert(std::is_trivially_copyable_v<QueuePairAddress> && sizeof(QueuePairAddress) == 40);
 
-/// A peer that is not ready for a message is asked again for ever. Writes and atomics never need it.
-inline constexpr std::uint8_t kReceiverNotReadyRetries = 7;
-
 std::string to_string(const QueuePairAddress& address);
 
 /// RankMismatch unless queue pairs with these addresses can be connected; `device` is the one at this end.
 void check_compatible(const std::string& device, const QueuePairAddress& own, const QueuePairAddress& peer);
-
-/// Do packets between the two carry a global route header (GRH)? On RoCE all do; on InfiniBand where a port asks for
-/// it.
-bool has_global_route(const QueuePairAddress& own, const QueuePairAddress& peer);
 
 }  // namespace deep_ep::rdma

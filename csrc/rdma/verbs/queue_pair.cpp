@@ -17,13 +17,15 @@ std::shared_ptr<ibv_cq> make_completion_queue(const std::shared_ptr<Device>& dev
   return owned(device, made, device->functions().destroy_cq, "ibv_destroy_cq");
 }
 
-ibv_ah_attr route_to(const Device& device, const QueuePairAddress& own, const QueuePairAddress& peer) {
+ibv_ah_attr route_to(const Device& device, const QueuePairAddress& peer) {
   const PathOptions& path = device.path();
+  const QueuePairAddress own = device.address();
   ibv_ah_attr route{};
   route.dlid = peer.lid;
   route.sl = path.service_level;
   route.port_num = static_cast<std::uint8_t>(path.port);
-  if (has_global_route(own, peer)) {
+  // On RoCE all packets carry a global route header; on InfiniBand where a port asks for it.
+  if (own.link_layer == LinkLayer::ethernet || own.needs_global_route != 0 || peer.needs_global_route != 0) {
     route.is_global = 1;
     std::memcpy(route.grh.dgid.raw, peer.gid.data(), peer.gid.size());
     route.grh.sgid_index = static_cast<std::uint8_t>(path.gid_index);
@@ -31,6 +33,26 @@ ibv_ah_attr route_to(const Device& device, const QueuePairAddress& own, const Qu
     route.grh.traffic_class = path.traffic_class;
   }
   return route;
+}
+
+ibv_qp_attr connection_to(const Device& device, const QueuePairAddress& peer, bool hasty) {
+  const QueuePairAddress own = device.address();
+  check_compatible(device.name(), own, peer);
+  ibv_qp_attr attributes{};
+  attributes.path_mtu = static_cast<ibv_mtu>(std::min(own.mtu, peer.mtu));
+  attributes.dest_qp_num = peer.queue_pair;
+  attributes.rq_psn = peer.packet_number;
+  attributes.max_dest_rd_atomic = own.outstanding_reads_in;
+  attributes.min_rnr_timer = 12;  // 0.64 ms
+  attributes.ah_attr = route_to(device, peer);
+  attributes.sq_psn = own.packet_number;
+  // Hasty: 67 ms; devices take up to four times as long.
+  attributes.timeout = hasty ? std::uint8_t{14} : device.path().ack_timeout;
+  attributes.retry_cnt = hasty ? std::uint8_t{3} : device.path().retry_count;
+  attributes.rnr_retry = 7;  // a peer that is not ready is asked for ever; writes and atomics never need it
+  attributes.max_rd_atomic =
+      static_cast<std::uint8_t>(std::clamp(device.limits().max_qp_init_rd_atom, 0, int{peer.outstanding_reads_in}));
+  return attributes;
 }
 
 QueuePair::QueuePair(std::shared_ptr<Device> device, std::shared_ptr<ibv_cq> completions, std::uint32_t send_depth)
@@ -64,30 +86,13 @@ void QueuePair::modify(ibv_qp_attr& attributes, int mask, const std::string& ste
 }
 
 void QueuePair::connect(const QueuePairAddress& peer, bool hasty) const {
-  const QueuePairAddress own = address();
-  check_compatible(device_->name(), own, peer);
-  ibv_qp_attr attributes{};
+  ibv_qp_attr attributes = connection_to(*device_, peer, hasty);
   attributes.qp_state = IBV_QPS_RTR;
-  attributes.path_mtu = static_cast<ibv_mtu>(std::min(own.mtu, peer.mtu));
-  attributes.dest_qp_num = peer.queue_pair;
-  attributes.rq_psn = peer.packet_number;
-  attributes.max_dest_rd_atomic = own.outstanding_reads_in;
-  attributes.min_rnr_timer = 12;  // 0.64 ms
-  attributes.ah_attr = route_to(*device_, own, peer);
   modify(attributes,
          IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
              IBV_QP_MIN_RNR_TIMER,
          fmt::format("to RTR with {}", to_string(peer)));
-
-  attributes = {};
   attributes.qp_state = IBV_QPS_RTS;
-  attributes.sq_psn = own.packet_number;
-  // Hasty: 67 ms; devices take up to four times as long.
-  attributes.timeout = hasty ? std::uint8_t{14} : device_->path().ack_timeout;
-  attributes.retry_cnt = hasty ? std::uint8_t{3} : device_->path().retry_count;
-  attributes.rnr_retry = kReceiverNotReadyRetries;
-  attributes.max_rd_atomic =
-      static_cast<std::uint8_t>(std::clamp(device_->limits().max_qp_init_rd_atom, 0, int{peer.outstanding_reads_in}));
   modify(attributes,
          IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC,
          "to RTS");

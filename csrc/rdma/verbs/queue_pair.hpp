@@ -9,8 +9,13 @@
 
 namespace deep_ep::rdma::verbs {
 
-/// The way from a queue pair of the device to the peer's.
-ibv_ah_attr route_to(const Device& device, const QueuePairAddress& own, const QueuePairAddress& peer);
+/// The way from the device to the peer's.
+ibv_ah_attr route_to(const Device& device, const QueuePairAddress& peer);
+
+/// What a queue pair of the device is told on the way from "initialised" to "ready to send", by whatever interface; the
+/// state itself is not filled in. RankMismatch when the two ends cannot talk: other link layer, IPv4 GID against IPv6
+/// GID. `hasty`: it gives up what is not answered after a second or two.
+ibv_qp_attr connection_to(const Device& device, const QueuePairAddress& peer, bool hasty = false);
 
 std::shared_ptr<ibv_cq> make_completion_queue(const std::shared_ptr<Device>& device, std::uint32_t depth);
 
@@ -25,9 +30,8 @@ class QueuePair {
   /// For the peer's connect().
   QueuePairAddress address() const { return device_->address(number()); }
 
-  /// Both ends connect, in any order; a message that comes before the other end is connected is sent again.
-  /// RankMismatch when the two ends cannot talk: other link layer, IPv4 GID against IPv6 GID. `hasty`: gives up what is
-  /// not answered after a second or two.
+  /// Both ends connect, in any order; a message that comes before the other end is connected is sent again. See
+  /// connection_to().
   void connect(const QueuePairAddress& peer, bool hasty = false) const;
 
   ibv_qp* get() const { return pair_.get(); }

@@ -82,7 +82,7 @@ Umem DevxDevice::add_memory(const MemoryRange& range) const {
 
 // The kernel knows how to reach a GID: an address handle that is made and dropped reveals the hardware address.
 MacAddress DevxDevice::find_mac(const QueuePairAddress& peer) const {
-  ibv_ah_attr attributes = route_to(*device, device->address(), peer);
+  ibv_ah_attr attributes = route_to(*device, peer);
   errno = 0;
   const std::unique_ptr<ibv_ah, int (*)(ibv_ah*)> handle(
       device->functions().create_ah(device->protection_domain(), &attributes), device->functions().destroy_ah);

@@ -3,7 +3,6 @@
 // (cqe_sz) without inline data (cs_req, cs_res); no receive queue.
 #include "csrc/rdma/verbs/devx/devx_queue_pair.hpp"
 
-#include <algorithm>
 #include <bit>
 #include <utility>
 
@@ -18,12 +17,11 @@ namespace {
 namespace ads = layout::ads;
 namespace qpc = layout::qpc;
 
-constexpr std::uint64_t kLogMessageMax = 30;          // 1 GiB, what a work request may carry
-constexpr std::uint64_t kReceiverNotReadyTimer = 12;  // 0.64 ms
+constexpr std::uint64_t kLogMessageMax = 30;  // 1 GiB, what a work request may carry
 
 /// As contexts of queues have it: the page size as a power of two of 4 KiB.
 std::uint64_t log_page(const DevxDevice& device) { return std::bit_width(device.page_bytes / 4096) - 1U; }
-std::uint64_t log2_down(int value) { return value <= 0 ? 0 : std::bit_width(static_cast<std::uint32_t>(value)) - 1U; }
+std::uint64_t log2_down(unsigned value) { return value == 0 ? 0 : std::bit_width(value) - 1U; }
 
 /// The one entry is overwritten by every completion: the queue is collapsed (cc). Its doorbell record is never written:
 /// nothing is armed, and an overrun is the normal case (oi).
@@ -64,8 +62,8 @@ FirmwareObject make_queue_pair(const DevxDevice& device, const QueueMemory& memo
   return device.create(request);
 }
 
-void set_route(Mailbox& mailbox, DevxDevice& device, const QueuePairAddress& own, const QueuePairAddress& peer) {
-  const ibv_ah_attr route = route_to(*device.device, own, peer);
+void set_route(Mailbox& mailbox, DevxDevice& device, const ibv_ah_attr& route, const QueuePairAddress& own,
+               const QueuePairAddress& peer) {
   mailbox.set(ads::vhca_port_num, route.port_num);
   if (route.is_global != 0) {
     mailbox.set_bytes(ads::rgid_rip, peer.gid)
@@ -109,8 +107,7 @@ Request DevxQueuePair::request(const Command& command) const {
 void DevxQueuePair::connect(const QueuePairAddress& peer) {
   const Device& device = *device_->device;
   const PathOptions& path = device.path();
-  const QueuePairAddress own = address();
-  check_compatible(device.name(), own, peer);
+  const ibv_qp_attr wanted = connection_to(device, peer);
   const int ports = device_->bonded_ports;
   Request to_init = request(layout::kRst2InitQp);
   to_init.set(qpc::pm_state, qpc::pm_state_migrated)
@@ -132,22 +129,21 @@ void DevxQueuePair::connect(const QueuePairAddress& peer) {
   }
 
   Request to_receive = request(layout::kInit2RtrQp);
-  to_receive.set(qpc::mtu, std::min(own.mtu, peer.mtu))
+  to_receive.set(qpc::mtu, wanted.path_mtu)
       .set(qpc::log_msg_max, kLogMessageMax)
-      .set(qpc::remote_qpn, peer.queue_pair)
-      .set(qpc::next_rcv_psn, peer.packet_number)
-      .set(qpc::min_rnr_nak, kReceiverNotReadyTimer)
-      .set(qpc::log_rra_max, log2_down(own.outstanding_reads_in));
-  set_route(to_receive, *device_, own, peer);
+      .set(qpc::remote_qpn, wanted.dest_qp_num)
+      .set(qpc::next_rcv_psn, wanted.rq_psn)
+      .set(qpc::min_rnr_nak, wanted.min_rnr_timer)
+      .set(qpc::log_rra_max, log2_down(wanted.max_dest_rd_atomic));
+  set_route(to_receive, *device_, wanted.ah_attr, address(), peer);
   modify(to_receive);
 
-  const int additions = std::min<int>(device.limits().max_qp_init_rd_atom, peer.outstanding_reads_in);  // under way
   Request to_send = request(layout::kRtr2RtsQp);
-  to_send.set(qpc::log_sra_max, log2_down(additions))
-      .set(qpc::next_send_psn, own.packet_number)
-      .set(qpc::retry_count, path.retry_count)
-      .set(qpc::rnr_retry, kReceiverNotReadyRetries)
-      .set(ads::ack_timeout, path.ack_timeout);
+  to_send.set(qpc::log_sra_max, log2_down(wanted.max_rd_atomic))
+      .set(qpc::next_send_psn, wanted.sq_psn)
+      .set(qpc::retry_count, wanted.retry_cnt)
+      .set(qpc::rnr_retry, wanted.rnr_retry)
+      .set(ads::ack_timeout, wanted.timeout);
   modify(to_send);
 }
 

@@ -77,7 +77,8 @@ Umem DevxDevice::add_memory(const MemoryRange& range) const {
     made = functions.umem_reg_ex(device->context(), &request);
     return made != nullptr;
   });
-  return {owned(device, made, functions.umem_dereg, "mlx5dv_devx_umem_dereg"), path};
+  return {owned(device, made, functions.umem_dereg, "mlx5dv_devx_umem_dereg"), path,
+          static_cast<const std::byte*>(range.address)};
 }
 
 // The kernel knows how to reach a GID: an address handle that is made and dropped reveals the hardware address.

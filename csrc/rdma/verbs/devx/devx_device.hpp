@@ -31,6 +31,12 @@ struct FirmwareObject {
 struct Umem {
   std::shared_ptr<mlx5dv_devx_umem> memory;
   const char* path = "";  ///< see register_memory()
+  const std::byte* begin = nullptr;
+
+  /// As the firmware knows a place in it.
+  std::uint64_t offset_of(const void* place) const {
+    return static_cast<std::uint64_t>(static_cast<const std::byte*>(place) - begin);
+  }
 };
 
 struct DevxDevice {

@@ -85,16 +85,13 @@ class DevxEnds final : public NicEnds {
   void make(const std::shared_ptr<Executor>& executor, bool on_gpu) {
     pairs_.clear();
     make_rings(executor, {.on_gpu = on_gpu, .alignment = devx::kRingAlignment, .records_apart = ringer_.has_value()});
-    const RingOptions& layout = rings_->options();
     const devx::Umem umem = nic_.devx->add_memory({.address = rings_->ring(0),
-                                                   .bytes = layout.bytes() * options_.ends(),
+                                                   .bytes = rings_->options().bytes() * options_.ends(),
                                                    .gpu = on_gpu ? &nic_.gpu->export_dma_buf : nullptr});
     // Records that a thread writes lie in memory of their own.
     const devx::Umem records = ringer_ ? nic_.devx->add_memory({rings_->records(), rings_->record_bytes()}) : umem;
     for (std::size_t i = 0; i < options_.ends(); ++i) {
-      const std::size_t offset = i * layout.bytes();
-      const std::size_t record = ringer_ ? i * 2 * sizeof(std::uint32_t) : offset + layout.doorbell();
-      pairs_.emplace_back(nic_.devx, devx::QueueMemory{umem, offset, layout, records, record}, options_.port_offset(i));
+      pairs_.emplace_back(nic_.devx, *rings_, i, umem, records, options_.port_offset(i));
     }
   }
 

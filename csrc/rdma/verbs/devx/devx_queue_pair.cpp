@@ -15,6 +15,7 @@ namespace deep_ep::rdma::verbs::devx {
 namespace {
 
 namespace ads = layout::ads;
+namespace cqc = layout::cqc;
 namespace qpc = layout::qpc;
 
 constexpr std::uint64_t kLogMessageMax = 30;  // 1 GiB, what a work request may carry
@@ -22,45 +23,6 @@ constexpr std::uint64_t kLogMessageMax = 30;  // 1 GiB, what a work request may 
 /// As contexts of queues have it: the page size as a power of two of 4 KiB.
 std::uint64_t log_page(const DevxDevice& device) { return std::bit_width(device.page_bytes / 4096) - 1U; }
 std::uint64_t log2_down(unsigned value) { return value == 0 ? 0 : std::bit_width(value) - 1U; }
-
-/// The one entry is overwritten by every completion: the queue is collapsed (cc). Its doorbell record is never written:
-/// nothing is armed, and an overrun is the normal case (oi).
-FirmwareObject make_completion_queue(const DevxDevice& device, const QueueMemory& memory) {
-  namespace cqc = layout::cqc;
-  Request request(layout::kCreateCq);
-  request.set(layout::create_cq::cq_umem_valid, 1)
-      .set(layout::create_cq::cq_umem_id, memory.umem.memory->umem_id)
-      .set(layout::create_cq::cq_umem_offset, memory.offset + memory.layout.completion())
-      .set(cqc::cc, 1)
-      .set(cqc::oi, 1)
-      .set(cqc::log_page_size, log_page(device))
-      .set(cqc::uar_page, device.doorbell->page_id)
-      .set(cqc::c_eqn, device.event_queue)
-      .set(cqc::dbr_umem_valid, 1)
-      .set(cqc::dbr_umem_id, memory.umem.memory->umem_id)
-      .set(cqc::dbr_addr, memory.offset + memory.layout.doorbell() + 64);
-  return device.create(request);
-}
-
-FirmwareObject make_queue_pair(const DevxDevice& device, const QueueMemory& memory, std::uint32_t completion_queue) {
-  Request request(layout::kCreateQp);
-  request.set(layout::queue_pair::wq_umem_valid, 1)
-      .set(layout::queue_pair::wq_umem_id, memory.umem.memory->umem_id)
-      .set(layout::queue_pair::wq_umem_offset, memory.offset)
-      .set(qpc::pm_state, qpc::pm_state_migrated)
-      .set(qpc::pd, device.protection_domain)
-      .set(qpc::uar_page, device.doorbell->page_id)
-      .set(qpc::cqn_snd, completion_queue)
-      .set(qpc::cqn_rcv, completion_queue)
-      .set(qpc::log_sq_size, static_cast<std::uint64_t>(std::countr_zero(memory.layout.depth)))
-      .set(qpc::rq_type, qpc::rq_type_zero_size)
-      .set(qpc::ts_format, qpc::ts_format_default)
-      .set(qpc::log_page_size, log_page(device))
-      .set(qpc::dbr_umem_valid, 1)
-      .set(qpc::dbr_umem_id, memory.records.memory->umem_id)
-      .set(qpc::dbr_addr, memory.record);
-  return device.create(request);
-}
 
 void set_route(Mailbox& mailbox, DevxDevice& device, const ibv_ah_attr& route, const QueuePairAddress& own,
                const QueuePairAddress& peer) {
@@ -91,12 +53,43 @@ std::uint16_t udp_source_port(std::uint32_t local_queue_pair, std::uint32_t remo
   return static_cast<std::uint16_t>(0xc000U | mixed >> 50);
 }
 
-DevxQueuePair::DevxQueuePair(std::shared_ptr<DevxDevice> device, QueueMemory memory, int port_offset)
-    : device_(std::move(device)),
-      memory_(std::move(memory)),
-      port_offset_(port_offset),
-      completion_queue_(make_completion_queue(*device_, memory_)),
-      queue_pair_(make_queue_pair(*device_, memory_, completion_queue_.number)) {}
+DevxQueuePair::DevxQueuePair(std::shared_ptr<DevxDevice> device, const RingMemory& rings, std::size_t i, Umem umem,
+                             Umem records, int port_offset)
+    : device_(std::move(device)), umem_(std::move(umem)), records_(std::move(records)), port_offset_(port_offset) {
+  // The one entry is overwritten by every completion: the queue is collapsed (cc). Its doorbell record is never
+  // written: nothing is armed, and an overrun is the normal case (oi).
+  Request of_completions(layout::kCreateCq);
+  of_completions.set(layout::create_cq::cq_umem_valid, 1)
+      .set(layout::create_cq::cq_umem_id, umem_.memory->umem_id)
+      .set(layout::create_cq::cq_umem_offset, umem_.offset_of(rings.completion(i)))
+      .set(cqc::cc, 1)
+      .set(cqc::oi, 1)
+      .set(cqc::log_page_size, log_page(*device_))
+      .set(cqc::uar_page, device_->doorbell->page_id)
+      .set(cqc::c_eqn, device_->event_queue)
+      .set(cqc::dbr_umem_valid, 1)
+      .set(cqc::dbr_umem_id, umem_.memory->umem_id)
+      .set(cqc::dbr_addr, umem_.offset_of(rings.ring(i)) + rings.options().doorbell() + 64);
+  completion_queue_ = device_->create(of_completions);
+
+  Request of_pair(layout::kCreateQp);
+  of_pair.set(layout::queue_pair::wq_umem_valid, 1)
+      .set(layout::queue_pair::wq_umem_id, umem_.memory->umem_id)
+      .set(layout::queue_pair::wq_umem_offset, umem_.offset_of(rings.ring(i)))
+      .set(qpc::pm_state, qpc::pm_state_migrated)
+      .set(qpc::pd, device_->protection_domain)
+      .set(qpc::uar_page, device_->doorbell->page_id)
+      .set(qpc::cqn_snd, completion_queue_.number)
+      .set(qpc::cqn_rcv, completion_queue_.number)
+      .set(qpc::log_sq_size, static_cast<std::uint64_t>(std::countr_zero(rings.options().depth)))
+      .set(qpc::rq_type, qpc::rq_type_zero_size)
+      .set(qpc::ts_format, qpc::ts_format_default)
+      .set(qpc::log_page_size, log_page(*device_))
+      .set(qpc::dbr_umem_valid, 1)
+      .set(qpc::dbr_umem_id, records_.memory->umem_id)
+      .set(qpc::dbr_addr, records_.offset_of(rings.doorbell_record(i) - 1));
+  queue_pair_ = device_->create(of_pair);
+}
 
 Request DevxQueuePair::request(const Command& command) const {
   Request request(command);

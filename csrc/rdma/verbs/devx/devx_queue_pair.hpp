@@ -10,25 +10,17 @@
 
 namespace deep_ep::rdma::verbs::devx {
 
-/// The memory of one queue pair. Before the first kernel uses it, the completion entry must say "not yet written" (all
-/// bytes 0xff), and the doorbell records must be 0.
-struct QueueMemory {
-  Umem umem;
-  std::uint64_t offset = 0;  ///< in it, in bytes; it and the layout are aligned to the page size of GPUs
-  RingOptions layout;
-  Umem records;              ///< memory of the doorbell record: the same, or other
-  std::uint64_t record = 0;  ///< where in that
-};
-
 class DevxQueuePair {
  public:
-  /// Makes completion queue and queue pair. `port_offset`: with bonded ports, consecutive offsets leave by
-  /// consecutive ports. SystemError says which command was refused, and how.
-  DevxQueuePair(std::shared_ptr<DevxDevice> device, QueueMemory memory, int port_offset = 0);
+  /// Makes completion queue and queue pair in the memory of queue pair `i` of `rings`. That is registered as `umem`;
+  /// its doorbell record as `records`, the same or other. `port_offset`: with bonded ports, consecutive offsets leave
+  /// by consecutive ports. SystemError says which command was refused, and how.
+  DevxQueuePair(std::shared_ptr<DevxDevice> device, const RingMemory& rings, std::size_t i, Umem umem, Umem records,
+                int port_offset = 0);
 
   std::uint32_t number() const { return queue_pair_.number; }
   QueuePairAddress address() const { return device_->device->address(number()); }
-  const char* memory_path() const { return memory_.umem.path; }  ///< see register_memory()
+  const char* memory_path() const { return umem_.path; }  ///< see register_memory()
 
   /// Brings the queue pair to "ready to send". RankMismatch when the two ends cannot talk.
   void connect(const QueuePairAddress& peer);
@@ -44,7 +36,7 @@ class DevxQueuePair {
 
   // In the order in which the firmware needs them; they are destroyed in the opposite order.
   std::shared_ptr<DevxDevice> device_;
-  QueueMemory memory_;
+  Umem umem_, records_;
   int port_offset_;
   FirmwareObject completion_queue_;
   FirmwareObject queue_pair_;

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <map>
 #include <memory>
 #include <sstream>
@@ -12,6 +11,7 @@
 
 #include "csrc/rdma/verbs/devx/devx_queue_pair.hpp"
 #include "deep_ep/error.hpp"
+#include "deep_ep/executor.hpp"
 #include "tests/rdma/messages.hpp"
 #include "tests/rdma/verbs/fake_verbs.hpp"
 
@@ -72,7 +72,6 @@ std::map<std::string, Field> places(const std::string& structure) {
 class DevxTest : public testing::Test {
  protected:
   void SetUp() override {
-    memory_.reset(static_cast<std::byte*>(std::aligned_alloc(kRingAlignment, layout_.bytes())));
     path_.gid_index = 3;
     path_.service_level = 3;
     path_.traffic_class = 106;
@@ -84,10 +83,8 @@ class DevxTest : public testing::Test {
 
   std::unique_ptr<DevxQueuePair> make() {
     const auto device = open();
-    const MemoryRange range{.address = memory_.get(), .bytes = layout_.bytes()};
-    const Umem umem = device->add_memory(range);
-    return std::make_unique<DevxQueuePair>(device, QueueMemory{umem, 0, layout_, umem, layout_.doorbell()},
-                                           port_offset_);
+    const Umem umem = device->add_memory({.address = rings_.ring(0), .bytes = rings_.options().bytes()});
+    return std::make_unique<DevxQueuePair>(device, rings_, 0, umem, umem, port_offset_);
   }
   std::shared_ptr<DevxDevice> open() {
     return std::make_shared<DevxDevice>(std::make_shared<Device>("fake_0", path_, fake_.functions), fake_.mlx5);
@@ -135,11 +132,7 @@ class DevxTest : public testing::Test {
   using Fields = std::map<std::string, std::uint64_t>;
 
   FakeVerbs fake_;
-  struct Free {
-    void operator()(std::byte* memory) const { std::free(memory); }
-  };
-  std::unique_ptr<std::byte, Free> memory_;
-  const RingOptions layout_{.depth = 1024, .alignment = kRingAlignment};
+  const RingMemory rings_{make_host_executor(), {.depth = 1024, .alignment = kRingAlignment}};
   int port_offset_ = 0;
   PathOptions path_;
 };
@@ -155,7 +148,7 @@ TEST_F(DevxTest, CreationSendsTheseCommands) {
   const std::uint64_t completion = 1024 * 64;
   const std::uint64_t record = completion + 128;
   ASSERT_EQ(fake_.registered.size(), 1U);
-  EXPECT_EQ(fake_.registered[0].address, memory_.get());
+  EXPECT_EQ(fake_.registered[0].address, rings_.ring(0));
   EXPECT_EQ(fake_.registered[0].bytes, 2 * kRingAlignment);
   EXPECT_EQ(nonzero(fake_.commands[3], "create_cq_in", "cqc"), (Fields{{"opcode", 0x400},
                                                                        {"cq_umem_valid", 1},

@@ -3,7 +3,6 @@
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <map>
 #include <thread>
 #include <utility>
 
@@ -147,25 +146,22 @@ namespace {
 
 /// Opens each NIC once. Refers to its arguments.
 MakeEnds ends_of(const std::shared_ptr<Executor>& executor, const SymmetricHeap& heap, const AgreedWire& wire) {
-  return [&, opened = std::map<int, verbs::NicAccess>()](NicHandler handler, const ConnectionOptions& options) mutable {
+  return [&, opened = std::vector<std::optional<verbs::NicAccess>>(wire.nics.size())](
+             NicHandler handler, const ConnectionOptions& options) mutable {
     if (wire.kind == WireKind::local) return make_local_ends(executor, heap, options);
     if (wire.kind == WireKind::simulated) {
       return make_simulated_ends(executor, heap, options, wire.settings.wire.nic, handler);
     }
-    if (!opened.contains(options.nic)) {
-      const NicAssignment& nic = wire.nics.at(static_cast<std::size_t>(options.nic));
-      opened[options.nic] = verbs::open_nic(nic, *executor, wire.settings, heap);
-    }
-    verbs::NicAccess& nic = opened[options.nic];
-    std::vector<verbs::HeapOnNic> landing_nics(static_cast<std::size_t>(options.rail_width));
-    for (int rail = 0; rail < options.rail_width && nic.landing_nics.empty(); ++rail) {
+    const auto place = static_cast<std::size_t>(options.nic);
+    if (!opened[place]) opened[place] = verbs::open_nic(wire.nics[place], *executor, wire.settings, heap);
+    verbs::NicAccess& nic = *opened[place];
+    for (int rail = static_cast<int>(nic.landing_nics.size()); rail < options.rail_width; ++rail) {
       const int owner = options.rank - options.rail_of(options.rank) + rail;
       const WireFacts& facts = wire.ranks[static_cast<std::size_t>(owner)];
-      if (owner == options.rank) continue;
-      landing_nics[static_cast<std::size_t>(rail)] =
-          nic.open(facts.nic.data(), facts.path, verbs::verbs_functions(), heap);
+      nic.landing_nics.push_back(owner == options.rank
+                                     ? verbs::HeapOnNic()
+                                     : nic.open(facts.nic.data(), facts.path, verbs::verbs_functions(), heap));
     }
-    if (nic.landing_nics.empty()) nic.landing_nics = std::move(landing_nics);
     return verbs::make_nic_ends(handler, nic, executor, options);
   };
 }

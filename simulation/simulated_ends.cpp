@@ -29,10 +29,6 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::nanoseconds;
 
-// Keys: one of the words for old values, then one of each rank's heap.
-constexpr std::uint32_t kFirstSimulatedKey = 0x20000;
-std::uint32_t simulated_key_of_rank(int rank) { return kFirstSimulatedKey + 1 + static_cast<std::uint32_t>(rank); }
-
 /// A fabric of rails: a NIC's LID says on which it is.
 std::uint16_t lid_of(int rank, const SimulatedNic& nic) {
   return nic.rails == 0 ? std::uint16_t{0} : static_cast<std::uint16_t>(1 + rank % static_cast<int>(nic.rails));
@@ -76,8 +72,8 @@ class SimulatedEnds final : public Ends {
         executor_(backend_of(executor)),
         on_gpu_(executor->device().kind == Device::Kind::cuda),
         nic_(with_defaults(nic, on_gpu_)),
-        regions_(1 + heap.peers().size()),
         sinks_(device_copy(executor, std::vector<std::uint64_t>(count()))),
+        regions_(mapped_regions(heap, options, sinks_.get(), "simulated")),
         // Those that a thread rings lie where it and the kernel reach them.
         doorbells_(handler == NicHandler::doorbell
                        ? pinned_memory<std::uint64_t>(executor, count() * sizeof(std::uint64_t))
@@ -102,12 +98,6 @@ class SimulatedEnds final : public Ends {
                         format_bytes(room), count(), format_bytes(shared_bytes()));
     }
     if (handler == NicHandler::doorbell) ringer_.emplace();
-    regions_[0] = {reinterpret_cast<std::byte*>(sinks_.get()), count() * sizeof(std::uint64_t)};
-    regions_[1 + static_cast<std::size_t>(options_.rank)] = {heap.local(), heap.bytes()};
-    for (const int peer : options_.peers) {
-      regions_[1 + static_cast<std::size_t>(peer)] = {mapped_heap(heap, options_.rank, peer, "simulated"),
-                                                      heap.bytes()};
-    }
   }
 
   /// The NIC finishes the operations that it has taken, and touches no memory afterwards.
@@ -119,14 +109,14 @@ class SimulatedEnds final : public Ends {
   QueuePairAddress address(std::size_t end) const override {
     return {.queue_pair = number_of(end),
             .lid = lid_of(options_.rank, nic_),
-            .heap_key = simulated_key_of_rank(options_.rank),
-            .signal_key = simulated_key_of_rank(options_.rank) | kSimulatedSignalKey};
+            .heap_key = heap_key(options_.rank),
+            .signal_key = heap_key(options_.rank) | kSimulatedSignalKey};
   }
 
   RdmaQueuePair connect(std::size_t end, const QueuePairAddress& peer) override {
     require_rail(peer, options_.rank, nic_);
-    RdmaQueuePair queue = rings_->queue_pair(end, number_of(end), kFirstSimulatedKey,
-                                             simulated_key_of_rank(options_.rank), options_.peer(end), peer);
+    RdmaQueuePair queue =
+        rings_->queue_pair(end, number_of(end), kSinkKey, heap_key(options_.rank), options_.peer(end), peer);
     if (ringer_) {
       ringer_->add(queue, rings_->doorbell_record(end), doorbells_.get() + end);
     } else {
@@ -151,8 +141,8 @@ class SimulatedEnds final : public Ends {
     params_.regions = device_regions_.get();
     params_.num_queues = static_cast<int>(count());
     params_.num_regions = static_cast<int>(regions_.size());
-    params_.first_key = kFirstSimulatedKey;
-    params_.heap_key = simulated_key_of_rank(options_.rank);
+    params_.first_key = kSinkKey;
+    params_.heap_key = heap_key(options_.rank);
     params_.lending = lending_.get();
     params_.lent_behind = on_gpu_ ? 128 : 4;  // a piece is some 10 us under way; on the CPU that some are lent is all
     params_.stop = &words_->stop;
@@ -248,7 +238,7 @@ class SimulatedEnds final : public Ends {
     std::vector<SimulatedQueue> queues(count());
     for (std::size_t end = 0; end < count(); ++end) {
       queues[end] = {rings_->ring(end), rings_->completion(end), rings_->doorbell_record(end),
-                     number_of(end),    rings_->options().depth, simulated_key_of_rank(options_.peer(end))};
+                     number_of(end),    rings_->options().depth, heap_key(options_.peer(end))};
       if (options_.channel(end) + 1 == nic_.slow) queues[end].way_ns_per_byte = 1 / nic_.slow_gb_per_s;
     }
     return queues;
@@ -263,8 +253,8 @@ class SimulatedEnds final : public Ends {
   std::shared_ptr<Backend> executor_;
   bool on_gpu_;
   SimulatedNic nic_;
-  std::vector<device::rdma::Region> regions_;  ///< by key
   std::shared_ptr<std::uint64_t> sinks_;
+  std::vector<device::rdma::Region> regions_;  ///< see mapped_regions()
   std::shared_ptr<std::uint64_t> doorbells_;
   std::shared_ptr<SimulatedQueue> queues_;
   std::shared_ptr<device::rdma::Region> device_regions_;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 #include <deque>
-#include <map>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -20,10 +19,7 @@
 namespace deep_ep::rdma {
 namespace {
 
-constexpr std::uint32_t kSinkKey = 1;  // below those of heaps
-
-/// The key by which ranks on one host know rank r's heap; never 0, which is no key.
-constexpr std::uint32_t local_key_of_rank(int rank) { return 0x10000u + static_cast<std::uint32_t>(rank); }
+using device::rdma::Region;
 
 /// A kernel that waits for a peer needs this wire's thread, which calls CUDA. While CUDA loads another kernel for the
 /// first time it blocks every other call and waits for the running kernel: neither goes on before the deadline. The
@@ -58,22 +54,18 @@ class LocalEnds final : public Ends, private Wire {
       stream_.emplace(*executor);
       bounce_ = pinned_memory<std::uint64_t>(executor, 2 * sizeof(std::uint64_t));
     }
-    regions_[kSinkKey] = {reinterpret_cast<std::byte*>(rings_->sinks()), rings_->sink_bytes()};
-    regions_[local_key_of_rank(options.rank)] = {heap.local(), heap.bytes()};
-    for (const int peer : options.peers) {
-      regions_[local_key_of_rank(peer)] = {mapped_heap(heap, options.rank, peer, "local"), heap.bytes()};
-    }
+    regions_ = mapped_regions(heap, options, rings_->sinks(), "local");
     if (trial.wrap) wrapped_ = trial.wrap(*this);
     handler_.emplace(wrapped_ != nullptr ? *wrapped_ : *this, device_);
   }
 
   QueuePairAddress address(std::size_t end) const override {
-    const std::uint32_t key = local_key_of_rank(options_.rank);
+    const std::uint32_t key = heap_key(options_.rank);
     return {.queue_pair = static_cast<std::uint32_t>(1 + end), .heap_key = key, .signal_key = key};
   }
 
   RdmaQueuePair connect(std::size_t end, const QueuePairAddress& peer) override {
-    const auto queue = rings_->queue_pair(end, address(end).queue_pair, kSinkKey, local_key_of_rank(options_.rank),
+    const auto queue = rings_->queue_pair(end, address(end).queue_pair, kSinkKey, heap_key(options_.rank),
                                           options_.peer(end), peer);
     handler_->add(queue);
     return queue;
@@ -120,8 +112,8 @@ class LocalEnds final : public Ends, private Wire {
   }
 
   std::byte* find(const device::rdma::KeyedAddress& place, std::uint64_t bytes) const {
-    const auto region = regions_.find(place.key);
-    return region == regions_.end() ? nullptr : region->second.at(place.address, bytes);
+    const std::uint32_t region = place.key - kSinkKey;
+    return region < regions_.size() ? regions_[region].at(place.address, bytes) : nullptr;
   }
 
   /// Adds to a word, with release of everything copied before; the old value goes to `before`.
@@ -143,10 +135,10 @@ class LocalEnds final : public Ends, private Wire {
 
   std::shared_ptr<Executor> executor_;  ///< that copies; null: this process does
   std::optional<OwnStream> stream_;
-  std::shared_ptr<std::uint64_t> bounce_;                  ///< pinned: the value that was read, and the one to write
-  bool copying_ = false;                                   ///< on the stream
-  std::map<std::uint32_t, device::rdma::Region> regions_;  ///< by key
-  std::vector<bool> failed_;                               ///< of each ring
+  std::shared_ptr<std::uint64_t> bounce_;  ///< pinned: the value that was read, and the one to write
+  bool copying_ = false;                   ///< on the stream
+  std::vector<Region> regions_;            ///< see mapped_regions()
+  std::vector<bool> failed_;               ///< of each ring
   std::deque<WireCompletion> completions_;
   std::unique_ptr<Wire> wrapped_;
   std::optional<CpuHandler> handler_;  ///< last: its thread uses the rest
@@ -154,11 +146,17 @@ class LocalEnds final : public Ends, private Wire {
 
 }  // namespace
 
-std::byte* mapped_heap(const SymmetricHeap& heap, int rank, int peer, std::string_view wire) {
-  std::byte* const mapped = heap.peers()[static_cast<std::size_t>(peer)];
-  if (mapped != nullptr) return mapped;
-  fail<SystemError>("rank {} reaches rank {} over the wire '{}', but has not mapped its heap: they are not on one host",
-                    rank, peer, wire);
+std::vector<Region> mapped_regions(const SymmetricHeap& heap, const ConnectionOptions& options, std::uint64_t* sinks,
+                                   std::string_view wire) {
+  std::vector<Region> regions{{reinterpret_cast<std::byte*>(sinks), options.ends() * sizeof *sinks}};
+  for (std::byte* const mapped : heap.peers()) regions.push_back({mapped, heap.bytes()});
+  for (const int peer : options.peers) {
+    if (heap.peers()[static_cast<std::size_t>(peer)] != nullptr) continue;
+    fail<SystemError>(
+        "rank {} reaches rank {} over the wire '{}', but has not mapped its heap: they are not on one host",
+        options.rank, peer, wire);
+  }
+  return regions;
 }
 
 std::unique_ptr<Ends> make_local_ends(const std::shared_ptr<Executor>& executor, const SymmetricHeap& heap,

@@ -1,10 +1,11 @@
 // Queue pairs between ranks of one host whose heaps this process has mapped: the handler `cpu` copies between them.
 #pragma once
 
-#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string_view>
+#include <vector>
 
 #include "csrc/memory/symmetric_heap.hpp"
 #include "csrc/rdma/ends.hpp"
@@ -16,9 +17,14 @@ class Executor;
 
 namespace deep_ep::rdma {
 
-/// Rank `peer`'s heap, perhaps this one's, as this rank has mapped it. SystemError, with the name of the wire: it has
-/// not.
-std::byte* mapped_heap(const SymmetricHeap& heap, int rank, int peer, std::string_view wire);
+// Keys by which ranks of one host know memory; none is 0, which is no key.
+inline constexpr std::uint32_t kSinkKey = 0x10000;  ///< of a rank's own words for old values
+constexpr std::uint32_t heap_key(int rank) { return kSinkKey + 1 + static_cast<std::uint32_t>(rank); }
+
+/// By key, from kSinkKey on: `sinks`, and the heaps of this rank and its peers as this rank has mapped them.
+/// SystemError, with the name of the wire: it has not mapped one.
+std::vector<device::rdma::Region> mapped_regions(const SymmetricHeap& heap, const ConnectionOptions& options,
+                                                 std::uint64_t* sinks, std::string_view wire);
 
 /// For tests.
 struct LocalTrial {
@@ -26,7 +32,7 @@ struct LocalTrial {
   bool by_executor = false;                               ///< the executor copies, as on GPUs
 };
 
-/// Errors of mapped_heap().
+/// Errors of mapped_regions().
 std::unique_ptr<Ends> make_local_ends(const std::shared_ptr<Executor>& executor, const SymmetricHeap& heap,
                                       const ConnectionOptions& options, const LocalTrial& trial = {});
 

@@ -231,23 +231,21 @@ void Connections::connect(Bootstrap& bootstrap, std::span<Connections* const> se
   }
   std::vector<ConnectedEnds> connected =
       make_connected_ends(bootstrap, parts, any.wire_.handler, any.wire_.kind == WireKind::verbs, make);
-  agree(bootstrap, "copying the table of RDMA connections", [&] {
-    auto part = connected.begin();
-    for (Connections* const set : sets) {
-      std::vector<RdmaQueuePair> peers(static_cast<std::size_t>(set->options_.channels * bootstrap.size()));
-      for (int nic = 0; nic < set->options_.num_nics; ++nic, ++part) {
-        const ConnectionOptions& options = parts[static_cast<std::size_t>(part - connected.begin())];
-        for (std::size_t end = 0; end < part->params.size(); ++end) {
-          const int place = options.channel(end) * bootstrap.size() + options.peer(end);
-          peers[static_cast<std::size_t>(place)] = part->params[end];
-        }
-        if (part->ends != nullptr) set->ends_.push_back(std::move(part->ends));
+  auto part = connected.begin();
+  for (Connections* const set : sets) {
+    std::vector<RdmaQueuePair> peers(static_cast<std::size_t>(set->options_.channels * bootstrap.size()));
+    for (int nic = 0; nic < set->options_.num_nics; ++nic, ++part) {
+      const ConnectionOptions& options = parts[static_cast<std::size_t>(part - connected.begin())];
+      for (std::size_t end = 0; end < part->params.size(); ++end) {
+        const int place = options.channel(end) * bootstrap.size() + options.peer(end);
+        peers[static_cast<std::size_t>(place)] = part->params[end];
       }
-      const std::size_t bytes = peers.size() * sizeof(RdmaQueuePair);
-      if (set->device_peers_ == nullptr) set->device_peers_ = device_memory<RdmaQueuePair>(any.executor_, bytes);
-      copy_now(*any.executor_, set->device_peers_.get(), peers.data(), bytes);
+      if (part->ends != nullptr) set->ends_.push_back(std::move(part->ends));
     }
-  });
+    const std::size_t bytes = peers.size() * sizeof(RdmaQueuePair);
+    if (set->device_peers_ == nullptr) set->device_peers_ = device_memory<RdmaQueuePair>(any.executor_, bytes);
+    copy_now(*any.executor_, set->device_peers_.get(), peers.data(), bytes);
+  }
   for (const Connections* const set : sets) log::info("rdma: rank {}: {}", bootstrap.rank(), set->describe());
 }
 

@@ -61,9 +61,9 @@ struct AgreedWire {
   }
 };
 
-/// Made collectively by all ranks of the bootstrap, including those that reach nobody by RDMA. Peers are reached in the
-/// whole heap; work requests address it by offsets. Signals may lie anywhere in it: it is registered with strict
-/// ordering.
+/// Made collectively by all ranks of the bootstrap, including those that reach nobody by RDMA, in a step that they
+/// agree on. Peers are reached in the whole heap; work requests address it by offsets. Signals may lie anywhere in it:
+/// it is registered with strict ordering.
 ///
 /// Destruction is not collective. It stops the thread of the `cpu` handler, and nothing of this rank touches a peer's
 /// heap afterwards; so it must come before SymmetricHeap::unmap_peers(). Kernels that use the connections must have

@@ -8,7 +8,6 @@
 #include <optional>
 #include <string_view>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "csrc/executor/backend.hpp"

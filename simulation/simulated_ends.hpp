@@ -2,7 +2,6 @@
 // records, doorbells and completions of an mlx5 device.
 #pragma once
 
-#include <cstdint>
 #include <memory>
 
 #include "csrc/memory/symmetric_heap.hpp"

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdint>
 #include <exception>
 
 #include "csrc/bootstrap/agreement.hpp"

@@ -1,12 +1,9 @@
 #include "csrc/bootstrap/buffer_exchanges.hpp"
 
-#include <algorithm>
-#include <functional>
 #include <mutex>
 #include <set>
 #include <utility>
 
-#include "csrc/bootstrap/agreement.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
 #include "deep_ep/interrupt.hpp"

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <utility>
 
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"

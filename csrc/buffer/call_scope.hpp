@@ -14,9 +14,7 @@
 #include <vector>
 
 #include "csrc/memory/storage.hpp"
-#include "csrc/support/format.hpp"
 #include "deep_ep/buffer.hpp"
-#include "deep_ep/error.hpp"
 #include "deep_ep/result_tensors.hpp"
 
 namespace deep_ep {

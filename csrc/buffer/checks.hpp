@@ -6,7 +6,6 @@
 #include <optional>
 
 #include "csrc/memory/node_membership.hpp"
-#include "deep_ep/error.hpp"
 #include "deep_ep/tensor.hpp"
 #include "kernels/normal/params.hpp"
 

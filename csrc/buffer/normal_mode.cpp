@@ -1,6 +1,5 @@
 #include "csrc/buffer/normal_mode.hpp"
 
-#include <algorithm>
 #include <thread>
 
 #include "csrc/buffer/defaults.hpp"

@@ -3,11 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstddef>
-#include <span>
 #include <string_view>
 #include <tuple>
-#include <vector>
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/buffer/checks.hpp"

@@ -2,16 +2,13 @@
 
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <exception>
 #include <utility>
-#include <vector>
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/buffer/checks.hpp"
 #include "csrc/buffer/low_latency/low_latency.hpp"
 #include "csrc/buffer/normal_mode.hpp"
-#include "csrc/buffer/options.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
 #include "csrc/support/text.hpp"

@@ -1,7 +1,6 @@
 #include "csrc/memory/fd_exchange.hpp"
 
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>

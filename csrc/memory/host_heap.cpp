@@ -4,7 +4,6 @@
 
 #include <atomic>
 #include <cerrno>
-#include <utility>
 
 #include "csrc/memory/heap_memory.hpp"
 #include "csrc/support/format.hpp"

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <utility>
 
 #include "csrc/support/logging.hpp"
 #include "deep_ep/error.hpp"

@@ -14,7 +14,6 @@
 #include <mutex>
 #include <optional>
 #include <system_error>
-#include <utility>
 
 #include "csrc/support/environment.hpp"
 

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <exception>
-#include <string>
 #include <string_view>
 #include <utility>
 

@@ -1,6 +1,5 @@
 #include "csrc/topology/gpus.hpp"
 
-#include <algorithm>
 #include <map>
 #include <set>
 

@@ -7,7 +7,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "csrc/executor/backend.hpp"
 #include "csrc/executor/own_stream.hpp"

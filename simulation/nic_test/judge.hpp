@@ -1,7 +1,6 @@
 // From what a run of the NIC test saw to a line of its report.
 #pragma once
 
-#include <cstdint>
 #include <string>
 #include <vector>
 

@@ -6,7 +6,6 @@
 #include <string_view>
 #include <vector>
 
-#include "deep_ep/error.hpp"
 #include "simulation/nic_test/bench.hpp"
 #include "simulation/nic_test/outcome.hpp"
 

@@ -8,7 +8,6 @@
 #include <tuple>
 #include <utility>
 
-#include "csrc/support/format.hpp"
 #include "csrc/support/text.hpp"
 #include "deep_ep/error.hpp"
 #include "deep_ep/executor.hpp"

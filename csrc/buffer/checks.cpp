@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <ranges>
 
-#include "csrc/buffer/defaults.hpp"
 #include "csrc/support/format.hpp"
 
 namespace deep_ep {
@@ -90,6 +89,6 @@ void check_experts(const char* name, std::int64_t experts, int num_ranks, int mo
                         most);
 }
 
-void check_sms(int num_sms) { check_range("num_sms", num_sms, 0, defaults::kMostSms); }
+void check_sms(int num_sms) { check_range("num_sms", num_sms, 0, 4096); }
 
 }  // namespace deep_ep

@@ -14,7 +14,6 @@ namespace deep_ep::defaults {
 constexpr int kDispatchSms = 10;
 constexpr int kCombineSms = 16;
 constexpr int kLoadBalanceSms = 16;
-constexpr int kMostSms = 4096;
 
 /// Of the heap, the window takes a quarter, up to 1 GiB.
 constexpr std::size_t window_bytes(std::size_t heap_bytes) { return std::min(heap_bytes / 4, std::size_t{1} << 30); }

@@ -269,7 +269,7 @@ NormalMode::NormalMode(Runtime& of_buffer) : runtime(of_buffer) {
   common.rank = runtime.rank();
   common.num_ranks = runtime.num_ranks();
   common.control = runtime.layout().control;
-  common.grid = runtime.node_grid();
+  common.grid = runtime.plan().grid;
   if (common.grid.others() != 0) {
     common.lanes = runtime.options().internode.lanes;
     common.peers = runtime.connections(BufferPlan::kNormalMode).device_peers();

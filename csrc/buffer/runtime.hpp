@@ -64,8 +64,7 @@ class Runtime {
   const HeapLayout& layout() const { return plan_.layout; }
   std::byte* window() const { return heap_->local() + layout().window_at(); }
   const NodeMembership& nodes() const { return plan_.nodes; }
-  const NodeGrid& node_grid() const { return plan_.grid; }
-  const LowLatencyReach& low_latency_reach() const { return plan_.reach; }
+  const BufferPlan& plan() const { return plan_; }
   /// The same on all ranks.
   bool uses_rdma() const { return plan_.grid.others() != 0 || !plan_.reach.far.empty(); }
   /// With RDMA: those of a place in BufferPlan::connections(), until destroy.

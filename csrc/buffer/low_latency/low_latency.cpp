@@ -12,7 +12,7 @@
 namespace deep_ep {
 
 LowLatency::LowLatency(Runtime& runtime) : runtime_(runtime) {
-  const LowLatencyReach& reach = setup_.reach = runtime.low_latency_reach();
+  const LowLatencyReach& reach = setup_.reach = runtime.plan().reach;
   state_ = runtime.zeroed_memory<LowLatencyState>();
   runtime.faults().add_abort_word(&state_->abort);
   setup_.device = runtime.device();

@@ -112,12 +112,8 @@ class CallScope {
   /// throws OutOfMemory, or in the heap; none if they do not fit there, or the call is being recorded.
   std::vector<Tensor> tensors(std::span<const TensorView> wanted, bool in_heap = false) const;
   Tensor pool_tensor(const TensorView& wanted) const { return tensors({&wanted, 1}).front(); }
-  /// Those of a handle, handed out: also of the library.
-  void make_tables(const WantedTensors& wanted) const {
-    std::vector<Tensor> made = tensors(wanted.views());
-    if (!inside_) hand_out(made.front());
-    wanted.place(std::move(made));
-  }
+  /// Those of a handle, or for the call alone.
+  void make_tables(const WantedTensors& wanted) const { wanted.place(tensors(wanted.views())); }
   /// Makes tensors that the call returns, handed out: of the program's framework, which is asked once for all, or of
   /// the library. With `in_heap` all are in the heap, where peers write them; or none is made, and false returned. Else
   /// the last `of_handle` are of the call's handle, which is the library's in any case.

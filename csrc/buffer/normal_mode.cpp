@@ -432,6 +432,7 @@ DispatchResult Buffer::dispatch(const DispatchArguments& arguments, const CallOp
   fresh ? check_layout(arguments, *runtime_) : mode.check_dispatched(arguments.handle, rows.num_tokens);
   CallScope scope = in->begin(call);
   DispatchResult result = mode.dispatch(arguments, rows, scope);
+  NormalMode::hand_out(result.handle, scope);
   result.event = scope.finish();
   return result;
 }
@@ -488,6 +489,13 @@ DispatchResult NormalMode::dispatch(const DispatchArguments& arguments, const Se
   if (lands) copy_received(params, places, runtime, scope);
   if (!arguments.topk_weights) result.recv_topk_weights.reset();
   return result;
+}
+
+void NormalMode::hand_out(const DispatchHandle& handle, const CallScope& scope) {
+  for (const Tensor* tensor :
+       {&handle.recv_src_idx, &handle.destination_row, &handle.rank_prefix_matrix, &handle.relay_rows}) {
+    scope.hand_out(*tensor);
+  }
 }
 
 CombineResult Buffer::combine(const CombineArguments& arguments, const CallOptions& call) {

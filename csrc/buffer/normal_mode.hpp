@@ -82,6 +82,8 @@ class NormalMode {
   DispatchLayout count(const ConstTensorView& topk_idx, int num_experts, const CallScope& scope) const;
   /// `rows`: of the arguments. With a handle selections travel only if the rows have them.
   DispatchResult dispatch(const DispatchArguments& arguments, const SentRows& rows, CallScope& scope) const;
+  /// Tensors of the handle of a dispatch.
+  static void hand_out(const DispatchHandle& handle, const CallScope& scope);
   /// InvalidArgument where no dispatch of `tokens` tokens can go to the places of this one.
   void check_dispatched(const DispatchHandle* handle, std::int64_t tokens) const;
 

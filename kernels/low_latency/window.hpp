@@ -84,8 +84,8 @@ struct LowLatencyWindow {
     LowLatencyWindow window;
     window.begin = begin;
     if (bytes == 0) return window;
-    // Kernels number the rows of all ranks, and a few more, by ints.
-    const std::size_t most_slots = (std::size_t{1} << 31) / ranks - ranks;
+    // Kernels number the rows of all ranks by ints, with room to spare: no program has so many.
+    const std::size_t most_slots = (std::size_t{1} << 31) / (ranks * ranks) - ranks;
     window.slots = static_cast<std::uint32_t>(std::min(bytes / (ranks * kBytesPerSlot), most_slots));
     Carver carver = Carver::without_memory();
     carver.place<std::byte>(begin);

@@ -101,6 +101,7 @@ ElasticDispatchHandle make_tables(const ElasticDispatchArguments& arguments, std
     wanted.add(handle.topk_idx, &numbers.selected, arguments.topk_idx.dtype, {tokens, topk});
   }
   scope.make_tables(wanted);
+  scope.hand_out(handle.source_ends);
   numbers.metadata = row_metadata(handle.metadata.view(), handle.source_ends.view(), arguments.x.device);
   numbers.stats = memory_of<std::int32_t>(arguments.stats);
   numbers.expand = arguments.expand;
@@ -340,6 +341,7 @@ void dispatch_by_rails(ElasticDispatchResult& result, const ElasticDispatchArgum
   const LaunchShape spreading = plan_spreading(moving, mode.runtime.policy());
   mode.runtime.launch(choices::spread_rows, moving, spreading, scope);
   result.num_recv_tokens_per_expert = std::move(came.num_recv_tokens_per_expert);
+  NormalMode::hand_out(tables.route, scope);
 }
 
 }  // namespace

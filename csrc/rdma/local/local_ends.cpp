@@ -65,8 +65,8 @@ class LocalEnds final : public Ends, private Wire {
   }
 
   RdmaQueuePair connect(std::size_t end, const QueuePairAddress& peer) override {
-    const auto queue = rings_->queue_pair(end, address(end).queue_pair, kSinkKey, heap_key(options_.rank),
-                                          options_.peer(end), peer);
+    const auto queue =
+        rings_->queue_pair(end, address(end).queue_pair, kSinkKey, heap_key(options_.rank), options_.peer(end), peer);
     handler_->add(queue);
     return queue;
   }

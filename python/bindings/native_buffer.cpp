@@ -156,8 +156,8 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
     set("timeout_s", options.timeout_s);
     set("num_qps_per_rank", options.internode.num_qps_per_rank);
     if (ordinal >= 0) device_ = {Device::Kind::cuda, ordinal};
-    executor_ = on_cpu() ? make_host_executor() : gpu_executor(ordinal);
     const py::gil_scoped_release released;
+    executor_ = on_cpu() ? make_host_executor() : gpu_executor(ordinal);
     buffer_ = std::make_shared<Buffer>(bootstrap, executor_, options);
     rank_ = buffer_->rank();
     num_nodes_ = buffer_->num_nodes();

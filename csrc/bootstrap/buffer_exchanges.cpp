@@ -21,7 +21,8 @@ class BuffersOfGroup {
 std::string ExchangeHeader::describe() const {
   constexpr std::array kNames = {"making", "destroying", "resuming low-latency calls of", "suspending or resuming"};
   const std::string whose = is_proposal() ? "a new buffer" : fmt::format("buffer {}", buffer);
-  return fmt::format("{} {} (exchange {})", kNames[static_cast<std::size_t>(purpose)], whose, step);
+  const auto name = static_cast<std::size_t>(purpose);
+  return fmt::format("{} {} (exchange {})", name < kNames.size() ? kNames[name] : "another step of", whose, step);
 }
 
 bool is_done(std::span<const ExchangeHeader> ranks, int rank) {

@@ -12,8 +12,8 @@ namespace deep_ep {
 struct ControlWords {
   // By the control thread.
   std::uint32_t changes;          ///< grows with each verdict; written last, with release order. 0: no rank is lost
-  std::uint32_t lost[kMaxRanks];  ///< 0, or 1 + the rank because of which nothing comes from this one any more; for
-                                  ///< this rank itself, with masks: the others go on without it
+  std::uint32_t lost[kMaxRanks];  ///< 0, or 1 + the rank because of which nothing comes from this one any more; with
+                                  ///< masks for this rank itself, too: the others go on without it
   // By kernels.
   std::uint32_t ended;              ///< 1 + the rank because of which this one has ended its calls; 0: it has not
   std::uint64_t waits[kMaxRanks];   ///< how long a wait for this peer has lasted, in ns; written while it lasts

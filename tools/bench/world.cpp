@@ -134,8 +134,9 @@ World make_world(int ranks, int ranks_per_node, const std::string& device) {
     // A launcher may show each process only its own GPU.
     const int on_host = number_in_environment(launcher->local_rank).value_or(rank);
     world.first_device = on_host % std::max(1, cuda_device_count());
-    if (ranks != 0 && ranks != size) {
-      fail<InvalidArgument>("--ranks {}: {} processes were started, and each is one rank", ranks, size);
+    const int met = world.bootstraps.front()->size();  // processes of another MPI than this program's meet none
+    if (ranks != 0 && ranks != met) {
+      fail<InvalidArgument>("--ranks {}: {} processes were started, and each is one rank", ranks, met);
     }
     return world;
   }

@@ -139,6 +139,9 @@ class TcpTransport {
       while (UniqueFd socket{::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC)}) {
         callers.push_back({std::move(socket)});
       }
+      if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) {
+        fail<SystemError>("bootstrap over TCP: cannot take a call on port {}: {}", port, errno_text(errno));
+      }
       std::erase_if(callers, [&](Connection& caller) {
         Hello hello;
         if (caller.receive() != 0) return true;

@@ -43,8 +43,8 @@ struct SumRowsParams {
   Divisor pieces;           ///< of a row that is added, by different warps; 1 without sums
   bool each_selection;      ///< each selection's row goes back; else one for each received row
 
-  // Of rows that go back, the sums or those that `each_selection` says.
   int num_ranks;
+  // Of rows that go back, the sums or those that `each_selection` says.
   Divisor max_tokens;
   const float* sent_weights;       ///< [num_rows] with `sums`, else [num_rows, num_topk]; nullptr: none
   std::int32_t* beside;            ///< out, what travels beside each; nullptr: none go

@@ -16,9 +16,10 @@ DEEP_EP_DEVICE std::int64_t returned_row(const SumRowsParams& params, std::int64
   const int lane = lane_index();
   const std::int64_t at = token * beside.num_topk + lane;
   const std::int64_t index = lane < beside.num_topk ? params.topk_idx.load_cached(at) : -1;
-  const bool chosen = index >= 0;
+  const int expert = expert_of(index, params.num_experts * params.num_ranks);
+  const bool chosen = expert >= 0;
   // Lanes without a selection are alone with their number, which no rank has.
-  const auto owner = static_cast<std::uint32_t>(chosen ? static_cast<int>(index) / params.num_experts : -1 - lane);
+  const auto owner = static_cast<std::uint32_t>(chosen ? expert / params.num_experts : -1 - lane);
   const int last = highest_bit(warp::match_any(owner));
 
   // 2. Which row came for it? The row must say the same.

@@ -187,6 +187,7 @@ CombineResult sum_returned(const ElasticReturn& back, const Runtime& runtime, co
   params.topk_idx = indices_of(topk_idx);
   params.num_tokens = tokens;
   params.num_experts = arguments.num_experts / runtime.num_ranks();
+  params.num_ranks = runtime.num_ranks();
   params.each_selection = arguments.each_selection;
   CombineResult result =
       make_sums(back.rows.view(), tokens, arguments.topk_weights ? topk : 0, &params.sums, &params.weights, scope);

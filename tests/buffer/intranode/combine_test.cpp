@@ -23,7 +23,13 @@ TEST_P(CombineTest, EachRankChoosesForItself) {
       const char choice = choices[static_cast<std::size_t>(rank.rank())];
       const Returned returned = upload_returned(rank, buffer, one, dispatched.handle, choice == 'h');
       require(buffer.in_heap(returned.combine.x) == (choice == 'h'), "in_heap");
-      const std::vector<Tensor> hoard = choice == 'p' ? take_whole_heap(rank, buffer) : std::vector<Tensor>();
+      std::vector<Tensor> hoard = choice == 'h' ? std::vector<Tensor>() : take_whole_heap(rank, buffer);
+      if (choice == 'c') {  // no earlier rows are left where the copy goes
+        for (const Tensor& tensor : hoard) {
+          rank.executor()->fill(tensor.data(), 0xff, tensor.view().bytes(), rank.call().stream);
+        }
+        hoard.clear();
+      }
       check_combine(rank, one, buffer.combine(returned.combine, rank.call()));
     }
   });

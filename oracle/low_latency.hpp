@@ -62,7 +62,7 @@ struct FormattedRow {
 };
 FormattedRow format_row(Row row, RowFormat format);
 
-/// Where the rows of one rank come from.
+/// The origins of the rows of one rank.
 struct LowLatencyReceived {
   std::vector<std::int32_t> count;         ///< [L]: valid rows
   std::vector<std::int64_t> layout_range;  ///< [L, R]: (first row << 32) | rows

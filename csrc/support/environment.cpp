@@ -12,8 +12,8 @@
 namespace deep_ep::environment {
 namespace {
 
-/// What a value of another library's variable says in the words of the table; empty: it decides nothing, as if it were
-/// not set.
+/// Puts a value of another library's variable into the words of the table; empty: the value decides nothing, as if the
+/// variable were not set.
 std::string_view in_own_words(const Variable& variable, std::string_view name, std::string_view value) {
   if (name == "EP_BUFFER_DEBUG") return value == "0" ? "" : "debug";
   if (name.ends_with("_DEBUG")) {  // NVSHMEM's may be a list, of which the most talkative counts

@@ -45,7 +45,7 @@ class LaunchesExecutor : public CountingExecutor {
     seen_ = next_.owner;
     (next_.kernels->*kMember)(params, shape, stream);
   }
-  /// What a launcher calls: the kernel of see() goes to its owner, which may call this again.
+  /// A launcher calls this: the kernel of see() goes to its owner, which may call this again.
   static void enqueue(host_machine::KernelLaunch kernel, void* stream) {
     LaunchesExecutor* const owner = std::exchange(seen_, nullptr);
     owner != nullptr ? owner->launch(std::move(kernel), stream) : machine_enqueue_(std::move(kernel), stream);

@@ -12,9 +12,9 @@ namespace deep_ep::rdma::verbs {
 /// The way from the device to the peer's.
 ibv_ah_attr route_to(const Device& device, const QueuePairAddress& peer);
 
-/// What a queue pair of the device is told on the way from "initialised" to "ready to send", by whatever interface; the
-/// state itself is not filled in. RankMismatch when the two ends cannot talk: other link layer, IPv4 GID against IPv6
-/// GID. `hasty`: it gives up what is not answered after a second or two.
+/// The attributes that a queue pair of the device gets between "initialised" and "ready to send", by either interface;
+/// the state itself is not filled in. RankMismatch when the two ends cannot talk: other link layer, IPv4 GID against
+/// IPv6 GID. `hasty`: it gives up what is not answered after a second or two.
 ibv_qp_attr connection_to(const Device& device, const QueuePairAddress& peer, bool hasty = false);
 
 std::shared_ptr<ibv_cq> make_completion_queue(const std::shared_ptr<Device>& device, std::uint32_t depth);

@@ -97,11 +97,6 @@ SpreadRowsParams copied_rows(const TransferParams& call, const std::byte* from, 
   return params;
 }
 
-void copy_rows(SpreadRowsParams& params, const Runtime& runtime, const CallScope& scope) {
-  const LaunchShape all = plan_spreading(params, runtime.executor()->policy());
-  runtime.launch(choices::spread_rows, params, all, scope);
-}
-
 /// Copies rows that have landed in the window to the results.
 void copy_received(const DispatchParams& sent, const RowTargets& to, const Runtime& runtime, const CallScope& scope) {
   const RowTargets& from = sent.output;
@@ -119,7 +114,7 @@ void copy_received(const DispatchParams& sent, const RowTargets& to, const Runti
   params.kept[0] = words(to.src_idx, from.src_idx, sizeof(std::int32_t));
   params.kept[1] = words(to.topk_idx, from.topk_idx, shape.topk_idx_bytes());
   params.kept[2] = words(to.topk_weights, from.topk_weights, shape.topk_weight_bytes());
-  copy_rows(params, runtime, scope);
+  spread_rows(params, runtime.executor()->policy(), runtime, scope);
 }
 
 /// Copies the rows of a combine into the heap, at `to`, but for those that no other rank reads.
@@ -129,7 +124,7 @@ void copy_for_peers(const CombineParams& combine, std::byte* to, const Runtime& 
   const std::int32_t* const end = combine.transfer.rank_prefix_matrix + grid.rank * grid.width + grid.index();
   params.skipped[0] = grid.rank == 0 ? nullptr : end - grid.width;
   params.skipped[1] = end;
-  copy_rows(params, runtime, scope);
+  spread_rows(params, runtime.executor()->policy(), runtime, scope);
 }
 
 /// The roles of a block's `warps` warps. `fewest_local`: of local warps; 0: none is needed.

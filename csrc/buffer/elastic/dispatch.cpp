@@ -47,39 +47,34 @@ std::int64_t expanded_rows(const ElasticDispatchArguments& arguments, int num_ra
   return align_up(selections + (alignment - 1) * experts, alignment);
 }
 
-/// Of a fresh dispatch, before there are tables.
-NumberingParams numbering_params(const ElasticDispatchArguments& arguments, const Runtime& runtime) {
-  NumberingParams params{};
+/// Of a fresh dispatch, before there are tables: chooses the blocks that number the selections of so many rows, at most
+/// so many, and lets as many of the `warps` warps of each count as have shared memory for their counters; one of each
+/// at least. Returns the bytes of a block. InvalidArgument where that is more than there are.
+std::size_t plan_numbering(NumberingParams& params, const ElasticDispatchArguments& arguments, bool of_all_ranks,
+                           std::int64_t rows, int most_blocks, int warps, const Runtime& runtime) {
   params.rank = runtime.rank();
   params.num_ranks = runtime.num_ranks();
   params.num_experts = arguments.num_experts / runtime.num_ranks();
   params.max_tokens = arguments.max_tokens;
   params.alignment = arguments.expert_alignment;
   params.metadata.num_topk = static_cast<int>(arguments.topk_idx.size(1));
-  return params;
-}
-
-/// Chooses the blocks that number so many selections, at most so many, and lets as many of the `params.warps` warps of
-/// each count as have `room` for their counters; one of each at least. Returns the bytes of a block. InvalidArgument
-/// where that is more than the room.
-std::size_t fit_numbering(NumberingParams& params, bool of_all_ranks, std::int64_t selections, int most_blocks,
-                          std::size_t room) {
   constexpr std::int64_t kOfBlock = 2048;
   // Few selections are numbered by several blocks: on two H100 128 tokens took 1.5 us longer than one token with 8
   // blocks, and 7.7 us longer with one.
   constexpr std::int64_t kFewOfBlock = 256, kFewBlocks = 8;
+  const std::int64_t selections = rows * params.metadata.num_topk;
   const auto blocks_of = [&](std::int64_t each) { return (selections + each - 1) / each; };
   const std::int64_t useful = std::max(blocks_of(kOfBlock), std::min(kFewBlocks, blocks_of(kFewOfBlock)));
-  params.blocks = static_cast<int>(std::max<std::int64_t>(1, std::min<std::int64_t>(useful, most_blocks)));
+  params.blocks = static_cast<int>(std::clamp<std::int64_t>(useful, 1, most_blocks));
+  params.warps = warps;
+  const std::size_t room = runtime.policy().max_shared_bytes;
   const auto bytes = [&] { return NumberingShared(Carver::without_memory(), params, of_all_ranks).bytes; };
   while (params.warps > 1 && bytes() > room) --params.warps;
-  if (bytes() > room) {
-    fail<InvalidArgument>(
-        "num_experts is {} and max_tokens {}, allowed: so many that counters of {} experts and {} selections of each "
-        "rank fit {} bytes of shared memory",
-        params.num_experts * params.num_ranks, params.max_tokens, params.num_experts, params.few, room);
-  }
-  return bytes();
+  if (bytes() <= room) return bytes();
+  fail<InvalidArgument>(
+      "num_experts is {} and max_tokens {}, allowed: so many that counters of {} experts and {} selections of each "
+      "rank fit {} bytes of shared memory",
+      params.num_experts * params.num_ranks, params.max_tokens, params.num_experts, params.few, room);
 }
 
 /// Tables for `rows` rows, in one piece of memory with what blocks tell each other, and `numbers` told of them.
@@ -183,32 +178,32 @@ void plan_window(ElasticDispatchParams& params, int max_tokens, const Runtime& r
   fit_window(params.window, used, runtime);
 }
 
-LaunchShape plan_launch(ElasticDispatchParams& params, int num_sms, const Runtime& runtime) {
+LaunchShape plan_launch(ElasticDispatchParams& params, const ElasticDispatchArguments& arguments,
+                        const Runtime& runtime) {
   const LaunchPolicy& policy = runtime.policy();
   const int all_warps = runtime.warps(kernels::dispatch_elastic::kMaxThreads);
   const int warps = std::min(policy.warps_per_block, all_warps);  // those that send; all number
   params.sending_warps = warps;
   // One block at least sends nothing: it numbers and receives. If it has no multiprocessor, it runs behind the others,
   // which do not wait for it.
-  const int most = std::min(runtime.sms(num_sms, defaults::kDispatchSms), std::max(1, policy.multiprocessors - 1));
+  const int most =
+      std::min(runtime.sms(arguments.num_sms, defaults::kDispatchSms), std::max(1, policy.multiprocessors - 1));
   const int useful = std::max(1, (params.num_tokens + warps - 1) / warps);
   params.sending_blocks = std::min(most, useful);
   // If few tokens leave a multiprocessor free, it tells, and no row waits for it.
   params.first_sender = params.fresh && params.sending_blocks < most ? 1 : 0;
-  int others = std::max(1, policy.multiprocessors - params.first_sender - params.sending_blocks);
-  const std::size_t room = policy.max_shared_bytes;
-  std::size_t shared_bytes = plan_stages(params.pipe, warps, params.rows.row_bytes, room, [&] {
+  std::size_t shared_bytes = plan_stages(params.pipe, warps, params.rows.row_bytes, policy.max_shared_bytes, [&] {
     return WarpStages(Carver::without_memory(), warps, params.pipe).bytes;
   });
+  int others = 1;
   if (params.fresh) {
-    NumberingParams& numbers = params.numbers;
     // A warp has a word to the host to wait for.
-    numbers.warps = params.host_counts != nullptr && all_warps > 1 ? all_warps - 1 : all_warps;
-    const std::int64_t selections = std::int64_t{runtime.num_ranks()} * params.window.max_tokens * params.rows.num_topk;
-    shared_bytes = std::max(shared_bytes, fit_numbering(numbers, true, selections, others, room));
-    others = numbers.blocks;
-  } else {
-    others = 1;
+    const int numbering = params.host_counts != nullptr && all_warps > 1 ? all_warps - 1 : all_warps;
+    others = std::max(1, policy.multiprocessors - params.first_sender - params.sending_blocks);
+    const std::int64_t rows = std::int64_t{runtime.num_ranks()} * arguments.max_tokens;
+    shared_bytes =
+        std::max(shared_bytes, plan_numbering(params.numbers, arguments, true, rows, others, numbering, runtime));
+    others = params.numbers.blocks;
   }
   return {params.first_sender + params.sending_blocks + others, all_warps * 32, shared_bytes};
 }
@@ -231,10 +226,9 @@ void dispatch_in_node(ElasticDispatchResult& result, const ElasticDispatchArgume
   if (params.fresh) {
     params.host_counts = mode.counts_for_host(arguments.exact, scope);
     params.shape = call_shape(sent, arguments.num_experts);
-    params.numbers = numbering_params(arguments, runtime);
   }
   plan_window(params, arguments.max_tokens, runtime);
-  const LaunchShape shape = plan_launch(params, arguments.num_sms, runtime);
+  const LaunchShape shape = plan_launch(params, arguments, runtime);
   ElasticDispatchHandle& handle = result.handle;
   if (params.fresh) {
     const std::int64_t most = std::int64_t{mode.common.num_ranks} * arguments.max_tokens;
@@ -261,14 +255,13 @@ void dispatch_in_node(ElasticDispatchResult& result, const ElasticDispatchArgume
   moving.num_ranks = mode.common.num_ranks;
   moving.own_rows = params.x;
   make_results(result, arguments, params.fresh ? handle : *arguments.handle, moving, scope);
-  const LaunchShape spreading = plan_spreading(moving, runtime.policy());
   // All ranks have equally many passes: these follow from arguments that are equal on all ranks.
   for (; window.first_token < window.max_tokens; window.first_token += window.tokens) {
     // Those of a fresh first pass have been sent.
     if (!params.fresh) runtime.launch(choices::dispatch_elastic, params, shape, scope);
     params.fresh = false;
     moving.window = window;
-    runtime.launch(choices::spread_rows, moving, spreading, scope);
+    spread_rows(moving, runtime.policy(), runtime, scope);
     moving.spread_topk_idx = nullptr;
     moving.expert_ends = nullptr;
   }
@@ -283,14 +276,12 @@ ElasticDispatchHandle number_rows(const ElasticDispatchArguments& arguments, con
   const NormalParams& common = mode.common;
   Runtime& runtime = mode.runtime;
   const DispatchHandle& route = came.handle;
-  const LaunchPolicy& policy = runtime.policy();
   NumberRowsParams params{};
   params.wait = common.wait;
-  NumberingParams& numbers = params.numbers = numbering_params(arguments, runtime);
-  numbers.warps = runtime.warps(kernels::number_selections::kMaxThreads);
-  const std::size_t shared_bytes =
-      fit_numbering(numbers, false, route.num_recv_rows * numbers.metadata.num_topk,
-                    std::min(policy.multiprocessors, kMostBlocks), policy.max_shared_bytes);
+  NumberingParams& numbers = params.numbers;
+  const std::size_t shared_bytes = plan_numbering(numbers, arguments, false, route.num_recv_rows,
+                                                  std::min(runtime.policy().multiprocessors, kMostBlocks),
+                                                  runtime.warps(kernels::number_selections::kMaxThreads), runtime);
   const LaunchShape shape{numbers.blocks, numbers.warps * 32, shared_bytes};
   params.recv_topk_idx = indices_of(came.recv_topk_idx->view());
   params.source = route.recv_src_idx.as<std::int32_t>();
@@ -338,8 +329,7 @@ void dispatch_by_rails(ElasticDispatchResult& result, const ElasticDispatchArgum
   moving.weights = memory_of<std::uint32_t>(came.recv_topk_weights);
   moving.weight_stride = rows.rows.num_topk;
   make_results(result, arguments, tables, moving, scope);
-  const LaunchShape spreading = plan_spreading(moving, mode.runtime.policy());
-  mode.runtime.launch(choices::spread_rows, moving, spreading, scope);
+  spread_rows(moving, mode.runtime.policy(), mode.runtime, scope);
   result.num_recv_tokens_per_expert = std::move(came.num_recv_tokens_per_expert);
   NormalMode::hand_out(tables.route, scope);
 }
@@ -397,14 +387,15 @@ void fit_window(TokenWindow& window, std::size_t at, const Runtime& runtime) {
                     format_bytes(runtime.layout().window_bytes), format_bytes(room), format_bytes(token));
 }
 
-LaunchShape plan_spreading(SpreadRowsParams& params, const LaunchPolicy& policy) {
+void spread_rows(SpreadRowsParams& params, const LaunchPolicy& policy, const Runtime& runtime, const CallScope& scope) {
   // A block for each multiprocessor, or for each of few rows and gaps: its warps share all shared memory.
   const int warps = std::min(policy.warps_per_block, kernels::spread_rows::kMaxThreads / 32);
   const std::int64_t units = params.metadata.num_rows + params.num_experts;
   const std::size_t shared_bytes = plan_stages(params.pipe, warps, params.row_bytes, policy.max_shared_bytes, [&] {
     return WarpStages(Carver::without_memory(), warps, params.pipe).bytes;
   });
-  return {static_cast<int>(std::clamp<std::int64_t>(units, 1, policy.multiprocessors)), warps * 32, shared_bytes};
+  const int blocks = static_cast<int>(std::clamp<std::int64_t>(units, 1, policy.multiprocessors));
+  runtime.launch(choices::spread_rows, params, {blocks, warps * 32, shared_bytes}, scope);
 }
 
 }  // namespace deep_ep

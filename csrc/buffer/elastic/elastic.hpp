@@ -16,6 +16,7 @@ RowMetadata row_metadata(const ConstTensorView& metadata, const ConstTensorView&
 /// how many fit, at most all. The same on all ranks. OutOfMemory if none does.
 void fit_window(TokenWindow& window, std::size_t at, const Runtime& runtime);
 
-LaunchShape plan_spreading(SpreadRowsParams& params, const LaunchPolicy& policy);
+/// Enqueues the kernel, on as many multiprocessors as the policy has. Sets `pipe`.
+void spread_rows(SpreadRowsParams& params, const LaunchPolicy& policy, const Runtime& runtime, const CallScope& scope);
 
 }  // namespace deep_ep

@@ -10,33 +10,10 @@
 namespace deep_ep {
 namespace {
 
-/// The arguments of a call of the node, without its tensors.
-LoadBalanceParams params_of_call(const BufferCall& in, const ConstTensorView& mapping, int num_sms, bool reduces) {
-  const Runtime& runtime = in.runtime();
-  check_sms(num_sms);
-  LoadBalanceParams params{};
-  params.reduces = reduces;
-  params.common = in.normal(false).common;
-  const NodeMembership& nodes = runtime.nodes();
-  if (nodes.num_nodes > 1) {
-    const int width = nodes.ranks_of_each_node();
-    params.first_rank = params.common.rank / width * width;
-    params.common.rank -= params.first_rank;
-    params.common.num_ranks = width;
-    params.common.heaps += params.first_rank;
-  }
-  const int ranks = params.common.num_ranks;
-  check_tensor("redundancy_mapping", mapping, runtime.device(), {DType::int32}, {ranks, kAnySize});
-  check_range("number of slots in redundancy_mapping", mapping.size(1), 1, INT32_MAX / ranks);
-  params.mapping = mapping.as<std::int32_t>();
-  params.num_slots = static_cast<int>(mapping.size(1));
-  return params;
-}
-
 /// Checks the slots and experts of one tensor, and lists it behind the others. `dtypes`: none for any.
-void add_payload(LoadBalanceParams& params, const Runtime& runtime, const std::string& slots_name,
-                 const ConstTensorView& slots, const std::string& own_name, const ConstTensorView& own,
-                 std::initializer_list<DType> dtypes) {
+void add_payload(LoadBalanceParams& params, const Runtime& runtime, const std::string& own_name,
+                 const ConstTensorView& own, const ConstTensorView& slots, std::initializer_list<DType> dtypes) {
+  const std::string slots_name = "redundant_" + own_name;
   check_tensor(slots_name.c_str(), slots, runtime.device(), dtypes, {params.num_slots, kAnySize});
   check_row_bytes(slots_name.c_str(), slots);
   if (!runtime.in_heap(slots)) {
@@ -62,9 +39,27 @@ void add_payload(LoadBalanceParams& params, const Runtime& runtime, const std::s
   params.shape = shape_of({params.shape, slots_at, slots_at >> 32, bytes});
 }
 
-/// When all tensors are there.
-EventHandle enqueue(LoadBalanceParams& params, int num_sms, Runtime& runtime, const CallOptions& call) {
-  params.shape = shape_of({params.shape, params.reduces ? 1 : 0, params.num_slots, params.num_local_experts});
+/// A call of the node. `add(params)` lists its tensors.
+template <class Add>
+EventHandle move_replicas(const BufferCall& in, const ConstTensorView& mapping, int num_sms, bool reduces,
+                          const CallOptions& call, const Add& add) {
+  Runtime& runtime = in.runtime();
+  check_sms(num_sms);
+  LoadBalanceParams params{};
+  params.reduces = reduces;
+  const NormalParams& all = in.normal(false).common;
+  const int ranks = all.grid.width;
+  params.common = all;
+  params.first_rank = all.grid.first_of_node();
+  params.common.rank = all.grid.index();
+  params.common.num_ranks = ranks;
+  params.common.heaps += params.first_rank;
+  check_tensor("redundancy_mapping", mapping, runtime.device(), {DType::int32}, {ranks, kAnySize});
+  check_range("number of slots in redundancy_mapping", mapping.size(1), 1, INT32_MAX / ranks);
+  params.mapping = mapping.as<std::int32_t>();
+  params.num_slots = static_cast<int>(mapping.size(1));
+  add(params);
+  params.shape = shape_of({params.shape, reduces ? 1 : 0, params.num_slots, params.num_local_experts});
   // Loads of many warps hide how far away the peers' memory is.
   const LaunchShape shape{.blocks = runtime.sms(num_sms, defaults::kLoadBalanceSms),
                           .threads = runtime.warps(kernels::move_replicas::kMaxThreads) * 32,
@@ -84,20 +79,20 @@ EventHandle Buffer::prefetch_weights(const WeightPrefetch& weights, const CallOp
         "redundant_expert_weights has {} tensors and expert_weights {}, allowed: equally many, 1 to {}", tensors,
         weights.expert_weights.size(), kMostPayloads);
   }
-  LoadBalanceParams params = params_of_call(in, weights.redundancy_mapping, weights.num_sms, false);
-  for (std::size_t i = 0; i < tensors; ++i) {
-    add_payload(params, *runtime_, fmt::format("redundant_expert_weights[{}]", i), weights.redundant_expert_weights[i],
-                fmt::format("expert_weights[{}]", i), weights.expert_weights[i], {});
-  }
-  return enqueue(params, weights.num_sms, *runtime_, call);
+  const auto add = [&](LoadBalanceParams& params) {
+    for (std::size_t i = 0; i < tensors; ++i) {
+      add_payload(params, *runtime_, fmt::format("expert_weights[{}]", i), weights.expert_weights[i],
+                  weights.redundant_expert_weights[i], {});
+    }
+  };
+  return move_replicas(in, weights.redundancy_mapping, weights.num_sms, false, call, add);
 }
 
 EventHandle Buffer::reduce_grads(const GradReduction& grads, const CallOptions& call) {
   const BufferCall in(runtime_, "reduce_grads");
-  LoadBalanceParams params = params_of_call(in, grads.redundancy_mapping, grads.num_sms, true);
-  add_payload(params, *runtime_, "redundant_expert_grads", grads.redundant_expert_grads, "expert_grads",
-              grads.expert_grads, {DType::float32});
-  return enqueue(params, grads.num_sms, *runtime_, call);
+  return move_replicas(in, grads.redundancy_mapping, grads.num_sms, true, call, [&](LoadBalanceParams& params) {
+    add_payload(params, *runtime_, "expert_grads", grads.expert_grads, grads.redundant_expert_grads, {DType::float32});
+  });
 }
 
 }  // namespace deep_ep

@@ -8,30 +8,20 @@
 #include "csrc/support/format.hpp"
 
 namespace deep_ep {
-namespace {
-
-std::string describe_shape(std::initializer_list<std::int64_t> shape) {
-  const auto text = [](std::int64_t size) { return size == kAnySize ? "any" : std::to_string(size); };
-  return fmt::format("[{}]", fmt::join(shape | std::views::transform(text), ", "));
-}
-
-std::string describe_dtypes(std::initializer_list<DType> dtypes) {
-  return fmt::format("{}", fmt::join(dtypes | std::views::transform(name_of), " or "));
-}
-
-}  // namespace
-
 void check_strided_tensor(const char* name, const ConstTensorView& tensor, const Device& device,
                           std::initializer_list<DType> dtypes, std::initializer_list<std::int64_t> shape) {
   if (dtypes.size() != 0 && std::ranges::find(dtypes, tensor.dtype) == dtypes.end()) {
-    fail<InvalidArgument>("{} has dtype {}, allowed: {}", name, name_of(tensor.dtype), describe_dtypes(dtypes));
+    fail<InvalidArgument>("{} has dtype {}, allowed: {}", name, name_of(tensor.dtype),
+                          fmt::join(dtypes | std::views::transform(name_of), " or "));
   }
   const auto fits = [](std::int64_t wanted, std::int64_t size) {
     return size >= 0 && (wanted == kAnySize || wanted == size);
   };
   if (tensor.dims != static_cast<int>(shape.size()) ||
       !std::equal(shape.begin(), shape.end(), tensor.shape.begin(), fits)) {
-    fail<InvalidArgument>("{} is {}, its shape must be {}", name, tensor.describe(), describe_shape(shape));
+    const auto text = [](std::int64_t size) { return size == kAnySize ? "any" : std::to_string(size); };
+    fail<InvalidArgument>("{} is {}, its shape must be [{}]", name, tensor.describe(),
+                          fmt::join(shape | std::views::transform(text), ", "));
   }
   std::int64_t elements = 0;
   try {

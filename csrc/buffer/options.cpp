@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <ranges>
 #include <string_view>
 #include <tuple>
 
@@ -39,13 +40,11 @@ bool may_use_nvlink() {
   return false;
 }
 
-struct Number {
-  std::string_view name;
-  std::uint64_t value;
-};
 /// The heap's layout follows from these, so they must be equal; and a rank that is masked has been late for every rank.
 auto numbers_of(const BufferOptions& options) {
-  const auto number = [](std::string_view name, auto value) { return Number{name, static_cast<std::uint64_t>(value)}; };
+  const auto number = [](std::string_view name, auto value) {
+    return std::pair(name, static_cast<std::uint64_t>(value));
+  };
   const LowLatencyOptions& low_latency = options.low_latency;
   const InternodeOptions& internode = options.internode;
   return std::array{
@@ -125,13 +124,13 @@ AgreedOptions agree_on_options(Bootstrap& bootstrap, const BufferOptions& option
   AgreedOptions agreed;
   BufferOptions& mine = agreed.options = with_environment(options, bootstrap.size());
   Facts facts{.device = device, .process = this_process()};
-  std::ranges::transform(numbers_of(mine), facts.options.begin(), &Number::value);
+  std::ranges::copy(numbers_of(mine) | std::views::values, facts.options.begin());
   const std::vector<Facts> all = all_gather_values(bootstrap, facts);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     for (std::size_t i = 0; i < facts.options.size(); ++i) {
       if (all[rank].options[i] == facts.options[i]) continue;
       fail<RankMismatch>("Buffer: {} is {} on rank {} but {} on rank {}; it must be equal on all ranks",
-                         numbers_of(mine)[i].name, facts.options[i], bootstrap.rank(), all[rank].options[i], rank);
+                         numbers_of(mine)[i].first, facts.options[i], bootstrap.rank(), all[rank].options[i], rank);
     }
   }
   for (const Facts& rank : all) {

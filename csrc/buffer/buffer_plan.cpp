@@ -36,7 +36,7 @@ BufferPlan BufferPlan::make(const BufferOptions& asked, const NodeMembership& no
   BufferOptions& options = plan.options;
   if (nodes.num_nodes > 1 && options.internode.heap_bytes != 0) {
     options.heap_bytes = options.internode.heap_bytes;
-    options.window_bytes = options.internode.window_bytes;
+    options.window_bytes = 0;
   }
   const int width = nodes.ranks_of_each_node();
   plan.grid = {nodes.rank, num_ranks, width == 0 ? num_ranks : width};

@@ -61,7 +61,6 @@ auto numbers_of(const BufferOptions& options) {
       number("internode.lanes", internode.lanes),
       number("internode.num_qps_per_rank", internode.num_qps_per_rank),
       number("internode.heap_bytes", internode.heap_bytes),
-      number("internode.window_bytes", internode.window_bytes),
       number("ranks_per_node", options.ranks_per_node),
   };
 }
@@ -86,10 +85,6 @@ BufferOptions with_environment(BufferOptions options, int num_ranks) {
                           options.heap_bytes);
   }
   InternodeOptions& internode = options.internode;
-  if (internode.heap_bytes != 0 && internode.window_bytes > internode.heap_bytes) {
-    fail<InvalidArgument>("internode.window_bytes is {}, allowed: at most internode.heap_bytes, {}",
-                          internode.window_bytes, internode.heap_bytes);
-  }
   check_range("max_local_experts", options.max_local_experts, 1, 1 << 16);
   options.ranks_per_node = asked_for_ranks_per_node(options.ranks_per_node, num_ranks);
 

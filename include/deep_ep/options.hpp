@@ -53,10 +53,9 @@ struct InternodeOptions {
   int lanes = 0;
   /// The most lanes, equal on all ranks; 0: no bound.
   int num_qps_per_rank = 0;
-  /// With several nodes these two replace BufferOptions::heap_bytes and window_bytes, unless this one is 0. Equal on
+  /// With several nodes this replaces BufferOptions::heap_bytes, unless it is 0, and window_bytes is then 0. Equal on
   /// all ranks.
   std::size_t heap_bytes = 0;
-  std::size_t window_bytes = 0;  ///< see heap_bytes
 };
 
 /// The options of a Buffer. All fields but timeout_s (without masking), comm_stream and result_tensors must be equal on

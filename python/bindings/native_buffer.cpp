@@ -149,7 +149,6 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
     set("memory", options.heap_bytes);  // of received tensors
     set("window_bytes", options.window_bytes);
     set("memory_between_nodes", options.internode.heap_bytes);
-    set("window_bytes_between_nodes", options.internode.window_bytes);
     set("low_latency_bytes", options.low_latency.bytes);
     set("low_latency_masking", options.low_latency.masking);
     set("allow_nvlink_for_low_latency", options.low_latency.allow_nvlink);

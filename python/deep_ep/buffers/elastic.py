@@ -201,12 +201,10 @@ class ElasticBuffer(NativeOwner, Domains):
             stream=self._shared_stream,
             timeout_s=None if timeout == _DEFAULT_TIMEOUT_S else float(timeout),
             # Inside a node rows travel through the window alone, and results are the framework's. Between nodes combine
-            # copies rows into the heap, and the window is as the library has it, of what is left without memory for
-            # replicas.
+            # copies rows into the heap, of which the library takes a quarter for the window, also of memory for replicas.
             memory=memory // 2 + _PAGE + self.num_lb_bytes,
             window_bytes=memory // 2,
-            memory_between_nodes=2 * memory + self.num_lb_bytes,
-            window_bytes_between_nodes=min(memory // 2, 1 << 30) if self.num_lb_bytes else 0,
+            memory_between_nodes=2 * memory + ceil_div(4 * self.num_lb_bytes, 3),
         )
         self._sms: Dict[Tuple[Tuple[float, ...], ...], int] = {}
         self.num_rdma_ranks: int = self._native.num_nodes()

@@ -71,21 +71,17 @@ BufferPlan BufferPlan::make(const BufferOptions& asked, const NodeMembership& no
 }
 
 void BufferPlan::choose_lanes(const rdma::AgreedWire& wire) {
-  const int num_ranks = static_cast<int>(nodes.node.size());
   InternodeOptions& internode = options.internode;
-  // An Ethernet sends each lane along one path.
-  for (int rank = 0; rank < num_ranks && internode.lanes == 0; ++rank) {
-    if (wire.keeps_to_path(rank)) internode.lanes = kMostInternodeLanes;
-  }
+  const bool ethernet = wire.keeps_to_path();  // it sends each lane along one path
+  if (internode.lanes == 0) internode.lanes = ethernet ? kMostInternodeLanes : 1;
   const int most = internode.num_qps_per_rank == 0 ? kMostInternodeLanes : internode.num_qps_per_rank;
-  internode.lanes =
-      std::min(std::max(internode.lanes, 1), static_cast<int>(std::bit_floor(static_cast<unsigned>(most))));
+  internode.lanes = std::min(internode.lanes, static_cast<int>(std::bit_floor(static_cast<unsigned>(most))));
   if (options.low_latency.bytes == 0 || options.low_latency.lanes != 0) return;
   // As many as the rank wants that wants most.
   NodeMembership of = nodes;
-  for (of.rank = 0; of.rank < num_ranks; ++of.rank) {
+  for (of.rank = 0; of.rank < grid.num_ranks; ++of.rank) {
     const int far = static_cast<int>(of.reached_by_rdma(options.low_latency.allow_nvlink).size());
-    options.low_latency.lanes = std::max(options.low_latency.lanes, lanes_for(far, wire.keeps_to_path(of.rank)));
+    options.low_latency.lanes = std::max(options.low_latency.lanes, lanes_for(far, ethernet));
   }
 }
 

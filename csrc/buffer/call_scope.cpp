@@ -84,29 +84,25 @@ void check_made(std::span<const TensorView> wanted, std::span<const Tensor> made
 
 }  // namespace
 
-std::vector<Tensor> CallScope::of_framework(std::span<const TensorView> wanted, bool in_heap) const {
-  // For the stream that the call comes after. Without async_finish the caller's stream waits for the call.
-  const auto [stream, other] = after_caller_ ? std::pair(caller_stream_, stream_) : std::pair(stream_, caller_stream_);
-  ResultTensors::Order order{.stream = stream};
-  if (stream != other && (!after_caller_ || async_finish_)) order.other = other;
-  std::vector<Tensor> made = context_.result_tensors->make(wanted, order, in_heap ? context_.arena : nullptr);
-  if (in_heap && made.empty()) return made;
-  check_made(wanted, made);
-  const auto outside = [&](const Tensor& tensor) { return !context_.arena->contains(tensor.data()); };
-  if (in_heap && std::ranges::any_of(made, outside)) return {};
-  Executor& executor = *context_.executor;
-  executor.make_current();  // a framework may have run anything, the end of another buffer, too
-  if (order.stream != stream_) executor.wait_event(stream_, executor.record_event(order.stream));
-  return made;
-}
-
 bool CallScope::make_results(const WantedTensors& wanted, bool in_heap, std::size_t of_handle) const {
   if (in_heap && recording()) return false;  // as above
   const std::span<const TensorView> all = wanted.views();
   std::vector<Tensor> made;
   if (context_.result_tensors != nullptr && !inside_) {
-    made = of_framework(all.first(all.size() - of_handle), in_heap);
-    if (made.empty()) return false;
+    const std::span<const TensorView> asked = all.first(all.size() - of_handle);
+    // For the stream that the call comes after. Without async_finish the caller's stream waits for the call.
+    const auto [stream, other] =
+        after_caller_ ? std::pair(caller_stream_, stream_) : std::pair(stream_, caller_stream_);
+    ResultTensors::Order order{.stream = stream};
+    if (stream != other && (!after_caller_ || async_finish_)) order.other = other;
+    made = context_.result_tensors->make(asked, order, in_heap ? context_.arena : nullptr);
+    if (in_heap && made.empty()) return false;
+    check_made(asked, made);
+    const auto outside = [&](const Tensor& tensor) { return !context_.arena->contains(tensor.data()); };
+    if (in_heap && std::ranges::any_of(made, outside)) return false;
+    Executor& executor = *context_.executor;
+    executor.make_current();  // a framework may have run anything, the end of another buffer, too
+    if (order.stream != stream_) executor.wait_event(stream_, executor.record_event(order.stream));
   }
   while (made.size() != all.size()) {
     std::vector<Tensor> piece = tensors(wanted.piece_from(made.size()), in_heap);

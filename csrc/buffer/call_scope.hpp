@@ -139,9 +139,6 @@ class CallScope {
   void abandon() noexcept;
 
  private:
-  /// Results of the program's framework; with `in_heap` there, or none. The executor is then this call's again, and its
-  /// stream comes behind what was enqueued for the memory of the tensors.
-  std::vector<Tensor> of_framework(std::span<const TensorView> wanted, bool in_heap) const;
   /// Returns an event behind all that the call has enqueued; kDefaultStream where it runs there, in place, without an
   /// event. `joins`: the caller's stream waits for it.
   EventHandle end(bool joins);

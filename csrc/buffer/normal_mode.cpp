@@ -147,6 +147,63 @@ int parts_per_token(int tokens, int warps) {
   return 2 * tokens >= kTokensOfWarp * warps ? 2 : 4;
 }
 
+/// Of a dispatch without a handle: makes tables of the new handle, and enqueues the kernel that fills them.
+void exchange_counts(const DispatchArguments& arguments, DispatchHandle& handle, const NormalMode& mode,
+                     const CallScope& scope) {
+  const NormalParams& common = mode.common;
+  const std::int64_t tokens = arguments.x.size(0);
+  const int experts = num_experts(arguments), ranks = common.num_ranks, nodes = mode.rails() ? common.grid.nodes() : 0;
+  NotifyParams params{};
+  params.common = common;
+  params.shape = call_shape(arguments, experts);
+  params.num_tokens = static_cast<int>(tokens);
+  params.num_local_experts = experts / ranks;
+  params.expert_alignment = arguments.expert_alignment;
+  params.is_token_in_rank = arguments.is_token_in_rank.as<std::uint8_t>();
+  params.num_tokens_per_expert = arguments.num_tokens_per_expert.as<std::int32_t>();
+  params.host_counts = mode.counts_for_host(arguments.num_worst_tokens == 0, scope);
+  WantedTensors tables(mode.runtime.device());
+  tables.add(handle.rank_prefix_matrix, &params.rank_prefix_matrix, DType::int32, {ranks, common.grid.width});
+  tables.add(handle.destination_row, &params.destination_row, DType::int32, {tokens, ranks});
+  if (nodes != 0) {
+    tables.add(handle.node_row, &params.node_row, DType::int32, {tokens, nodes});
+    tables.add(handle.node_counts, &params.node_counts, DType::int32, {2, nodes});
+  }
+  scope.make_tables(tables);
+  const auto kernel = mode.rails() ? choices::notify_internode : choices::notify;
+  const int warps = mode.runtime.warps(kernel.max_threads);
+  mode.runtime.launch(kernel, params,
+                      {std::min(ranks + nodes, mode.runtime.policy().multiprocessors), warps * 32,
+                       static_cast<std::size_t>(warps) * sizeof(std::int32_t)},
+                      scope);
+}
+
+/// Memory in `result` for the rows of its handle and what is beside them: in the heap, where that has room for all;
+/// else outside, see CallScope::make_results. With selections there are weights, wanted or not. Returns whether it is
+/// in the heap.
+bool make_room(const DispatchArguments& arguments, DispatchParams& params, DispatchResult& result,
+               const CallScope& scope) {
+  // The rows by themselves, as they are large and often dropped early; so is what a handle keeps, which lives long. The
+  // others share one piece of memory.
+  WantedTensors wanted(arguments.x.device);
+  RowTargets& rows = params.output;
+  const std::int64_t room = params.output_rows = result.handle.num_recv_rows, topk = params.rows.num_topk;
+  wanted.add(result.recv_x, &rows.x, arguments.x.dtype, {room, arguments.x.size(1)});
+  wanted.begin_piece();
+  if (const auto& scales = arguments.x_scales) {
+    wanted.add(result.recv_x_scales.emplace(), &rows.scales, scales->dtype, {room, scales->size(1)});
+  }
+  if (topk != 0) {
+    wanted.add(result.recv_topk_idx.emplace(), &rows.topk_idx, arguments.topk_idx->dtype, {room, topk});
+    wanted.add(result.recv_topk_weights.emplace(), &rows.topk_weights, DType::float32, {room, topk});
+  }
+  wanted.begin_piece();
+  if (params.send_src_idx) wanted.add(result.handle.recv_src_idx, &rows.src_idx, DType::int32, {room});
+  if (scope.make_results(wanted, true)) return true;
+  scope.make_results(wanted);
+  return false;
+}
+
 }  // namespace
 
 CallShape call_shape(const DispatchArguments& arguments, int num_experts) {
@@ -296,22 +353,13 @@ std::string NormalMode::describe() const {
                      runtime.policy().multiprocessors, way);
 }
 
-namespace {
-
-/// InvalidArgument for no handle, and for that of other ranks or nodes.
-void check_handle(const DispatchHandle* handle, const NormalMode& mode) {
+void NormalMode::check_handle(const DispatchHandle* handle, std::int64_t tokens) const {
   if (handle == nullptr || !handle->destination_row.defined()) {
     throw InvalidArgument("handle is missing or empty, allowed: that of the dispatch whose rows come back or go again");
   }
-  check_tensor("handle.rank_prefix_matrix", handle->rank_prefix_matrix.view(), mode.runtime.device(), {DType::int32},
-               {mode.common.num_ranks, mode.common.grid.width});
-}
-
-}  // namespace
-
-void NormalMode::check_dispatched(const DispatchHandle* handle, std::int64_t tokens) const {
-  check_handle(handle, *this);
-  if (handle->num_tokens() == tokens) return;
+  check_tensor("handle.rank_prefix_matrix", handle->rank_prefix_matrix.view(), runtime.device(), {DType::int32},
+               {common.num_ranks, common.grid.width});
+  if (tokens == kAnySize || handle->num_tokens() == tokens) return;
   fail<InvalidArgument>("x has {} rows, the handle's dispatch had {}", tokens, handle->num_tokens());
 }
 
@@ -335,9 +383,9 @@ DispatchLayout NormalMode::count(const ConstTensorView& topk_idx, int num_expert
   params.num_tokens = static_cast<int>(topk_idx.size(0));
   params.num_topk = static_cast<int>(topk_idx.size(1));
   params.num_experts = num_experts;
-  params.num_ranks = runtime.num_ranks();
-  params.ranks_per_node = runtime.nodes().ranks_of_each_node();
-  params.num_nodes = params.ranks_per_node == 0 ? 0 : runtime.nodes().num_nodes;
+  params.num_ranks = common.num_ranks;
+  params.ranks_per_node = common.grid.width;
+  params.num_nodes = rails() ? common.grid.nodes() : 0;
   params.work = layout_work_.get();
 
   DispatchLayout layout;
@@ -358,73 +406,12 @@ DispatchLayout NormalMode::count(const ConstTensorView& topk_idx, int num_expert
   return layout;
 }
 
-namespace {
-
-/// Of a dispatch without a handle: makes tables of the new handle, and enqueues the kernel that fills them.
-void exchange_counts(const DispatchArguments& arguments, DispatchHandle& handle, const NormalMode& mode,
-                     const CallScope& scope) {
-  const NormalParams& common = mode.common;
-  const std::int64_t tokens = arguments.x.size(0);
-  const int experts = num_experts(arguments), ranks = common.num_ranks, nodes = mode.rails() ? common.grid.nodes() : 0;
-  NotifyParams params{};
-  params.common = common;
-  params.shape = call_shape(arguments, experts);
-  params.num_tokens = static_cast<int>(tokens);
-  params.num_local_experts = experts / ranks;
-  params.expert_alignment = arguments.expert_alignment;
-  params.is_token_in_rank = arguments.is_token_in_rank.as<std::uint8_t>();
-  params.num_tokens_per_expert = arguments.num_tokens_per_expert.as<std::int32_t>();
-  params.host_counts = mode.counts_for_host(arguments.num_worst_tokens == 0, scope);
-  WantedTensors tables(mode.runtime.device());
-  tables.add(handle.rank_prefix_matrix, &params.rank_prefix_matrix, DType::int32, {ranks, common.grid.width});
-  tables.add(handle.destination_row, &params.destination_row, DType::int32, {tokens, ranks});
-  if (nodes != 0) {
-    tables.add(handle.node_row, &params.node_row, DType::int32, {tokens, nodes});
-    tables.add(handle.node_counts, &params.node_counts, DType::int32, {2, nodes});
-  }
-  scope.make_tables(tables);
-  const auto kernel = mode.rails() ? choices::notify_internode : choices::notify;
-  const int warps = mode.runtime.warps(kernel.max_threads);
-  mode.runtime.launch(kernel, params,
-                      {std::min(ranks + nodes, mode.runtime.policy().multiprocessors), warps * 32,
-                       static_cast<std::size_t>(warps) * sizeof(std::int32_t)},
-                      scope);
-}
-
-/// Memory in `result` for the rows of its handle and what is beside them: in the heap, where that has room for all;
-/// else outside, see CallScope::make_results. With selections there are weights, wanted or not. Returns whether it is
-/// in the heap.
-bool make_room(const DispatchArguments& arguments, DispatchParams& params, DispatchResult& result,
-               const CallScope& scope) {
-  // The rows by themselves, as they are large and often dropped early; so is what a handle keeps, which lives long. The
-  // others share one piece of memory.
-  WantedTensors wanted(arguments.x.device);
-  RowTargets& rows = params.output;
-  const std::int64_t room = params.output_rows = result.handle.num_recv_rows, topk = params.rows.num_topk;
-  wanted.add(result.recv_x, &rows.x, arguments.x.dtype, {room, arguments.x.size(1)});
-  wanted.begin_piece();
-  if (const auto& scales = arguments.x_scales) {
-    wanted.add(result.recv_x_scales.emplace(), &rows.scales, scales->dtype, {room, scales->size(1)});
-  }
-  if (topk != 0) {
-    wanted.add(result.recv_topk_idx.emplace(), &rows.topk_idx, arguments.topk_idx->dtype, {room, topk});
-    wanted.add(result.recv_topk_weights.emplace(), &rows.topk_weights, DType::float32, {room, topk});
-  }
-  wanted.begin_piece();
-  if (params.send_src_idx) wanted.add(result.handle.recv_src_idx, &rows.src_idx, DType::int32, {room});
-  if (scope.make_results(wanted, true)) return true;
-  scope.make_results(wanted);
-  return false;
-}
-
-}  // namespace
-
 DispatchResult Buffer::dispatch(const DispatchArguments& arguments, const CallOptions& call) {
   const BufferCall in(runtime_, "dispatch");
   const NormalMode& mode = in.normal();
   const bool fresh = arguments.handle == nullptr;
   const SentRows rows = sent_rows(arguments, fresh ? num_experts(arguments) / in->num_ranks() : 0, *runtime_);
-  fresh ? check_layout(arguments, *runtime_) : mode.check_dispatched(arguments.handle, rows.num_tokens);
+  fresh ? check_layout(arguments, *runtime_) : mode.check_handle(arguments.handle, rows.num_tokens);
   CallScope scope = in->begin(call);
   DispatchResult result = mode.dispatch(arguments, rows, scope);
   NormalMode::hand_out(result.handle, scope);
@@ -496,7 +483,7 @@ void NormalMode::hand_out(const DispatchHandle& handle, const CallScope& scope) 
 CombineResult Buffer::combine(const CombineArguments& arguments, const CallOptions& call) {
   const BufferCall in(runtime_, "combine");
   const NormalMode& mode = in.normal();
-  check_handle(arguments.handle, mode);
+  mode.check_handle(arguments.handle);
   const DispatchHandle& handle = *arguments.handle;
   const NodeGrid& grid = mode.common.grid;
   const ConstTensorView& x = arguments.x;

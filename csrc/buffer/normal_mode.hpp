@@ -84,8 +84,8 @@ class NormalMode {
   DispatchResult dispatch(const DispatchArguments& arguments, const SentRows& rows, CallScope& scope) const;
   /// Tensors of the handle of a dispatch.
   static void hand_out(const DispatchHandle& handle, const CallScope& scope);
-  /// InvalidArgument where no dispatch of `tokens` tokens can go to the places of this one.
-  void check_dispatched(const DispatchHandle* handle, std::int64_t tokens) const;
+  /// InvalidArgument for no handle, for that of other ranks or nodes, and where its dispatch had not so many tokens.
+  void check_handle(const DispatchHandle* handle, std::int64_t tokens = kAnySize) const;
 
   // The counts of a fresh dispatch, whose kernel stores them for the host if the host waits for `exact` sizes.
 

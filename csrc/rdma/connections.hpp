@@ -2,6 +2,7 @@
 // exclusive queue pair for each channel.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <optional>
@@ -55,9 +56,9 @@ struct AgreedWire {
   /// the ranks ask for different wires, SystemError if a NIC is missing.
   static AgreedWire agree(Bootstrap& bootstrap, const Executor& executor, std::span<const ProcessIdentity> processes,
                           std::optional<RdmaSettings> settings = {});
-  /// Do queue pairs of this rank use only one of several paths?
-  bool keeps_to_path(int rank) const {
-    return kind == WireKind::verbs && ranks[static_cast<std::size_t>(rank)].keeps_to_path;
+  /// Do queue pairs of any rank use only one of several paths?
+  bool keeps_to_path() const {
+    return kind == WireKind::verbs && std::ranges::any_of(ranks, &WireFacts::keeps_to_path);
   }
 };
 

@@ -131,28 +131,26 @@ ElasticReturn send_back(const ElasticCombineArguments& arguments, const NormalMo
   params.num_ranks = ranks;
   params.max_tokens = arguments.max_tokens;
   params.sent_weights = memory_of<float>(arguments.topk_weights);
-  DispatchArguments back;
-  back.x = arguments.x;
-  Tensor sums;
-  if (arguments.expanded && !arguments.each_selection) {
-    sums = scope.pool_tensor(unplaced(device, DType::bfloat16, {metadata.num_rows, arguments.x.size(1)}));
-    params.sums = sums.as<std::byte>();
-    params.row_bytes = static_cast<std::uint32_t>(arguments.x.size(1) * 2);
-    back.x = sums.view();
-  }
-  const std::int64_t sent = back.x.size(0);
+  const bool adds = arguments.expanded && !arguments.each_selection;
+  const std::int64_t sent = adds ? metadata.num_rows : arguments.x.size(0);
   check_token_count("number of rows in x", sent, runtime.nodes());
-  Tensor counts, is_sent, beside;
+  Tensor counts, is_sent, beside, sums;
   WantedTensors tables(device);
   tables.add(counts, nullptr, DType::int32, {ranks});
   tables.add(is_sent, &params.is_token_in_rank, DType::boolean, {sent, ranks});
   tables.add(beside, &params.beside, DType::int32, {sent, columns});
+  if (adds) {
+    tables.add(sums, &params.sums, DType::bfloat16, {sent, arguments.x.size(1)});
+    params.row_bytes = static_cast<std::uint32_t>(row_bytes(arguments.x));
+  }
   scope.make_tables(tables);
   const auto before = static_cast<std::size_t>(is_sent.as<std::byte>() - counts.as<std::byte>());
   runtime.executor()->fill(counts.data(), 0, before + is_sent.view().bytes(), scope.stream());
   params.pieces = std::max(1, pieces_of(params.row_bytes));
   launch(choices::sum_rows, params, metadata.num_rows * params.pieces, runtime, scope);
 
+  DispatchArguments back;
+  back.x = adds ? sums.view() : arguments.x;
   back.x_scales = beside.view();
   back.num_tokens_per_expert = counts.view();
   back.is_token_in_rank = is_sent.view();

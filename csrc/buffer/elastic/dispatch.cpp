@@ -347,7 +347,7 @@ ElasticDispatchResult Buffer::dispatch_elastic(const ElasticDispatchArguments& a
                                .num_sms = arguments.num_sms};
   const SentRows rows = sent_rows(sent, arguments.num_experts / in->num_ranks(), *runtime_);
   check_arguments(arguments, *runtime_);
-  if (mode.rails() && arguments.handle != nullptr) mode.check_dispatched(&arguments.handle->route, arguments.x.size(0));
+  if (mode.rails() && arguments.handle != nullptr) mode.check_handle(&arguments.handle->route, arguments.x.size(0));
   CallScope scope = in->begin(call);
   ElasticDispatchResult result;
   mode.rails() ? dispatch_by_rails(result, arguments, sent, rows, mode, scope)

@@ -178,16 +178,19 @@ void exchange_counts(const DispatchArguments& arguments, DispatchHandle& handle,
                       scope);
 }
 
-/// Memory in `result` for the rows of its handle and what is beside them: in the heap, where that has room for all;
-/// else outside, see CallScope::make_results. With selections there are weights, wanted or not. Returns whether it is
-/// in the heap.
+/// Memory in `result` for so many rows and what is beside them: in the heap, where that has room for all; else outside,
+/// see CallScope::make_results. With selections there are weights, wanted or not. Returns whether it is in the heap.
 bool make_room(const DispatchArguments& arguments, DispatchParams& params, DispatchResult& result,
-               const CallScope& scope) {
+               std::int64_t received, std::int64_t relayed, const CallScope& scope) {
+  DispatchHandle& handle = result.handle;
+  if (const NodeGrid& grid = params.transfer.common.grid; grid.others() != 0 && arguments.handle == nullptr) {
+    handle.relay_rows = scope.pool_tensor(unplaced(arguments.x.device, DType::int32, {relayed, int{grid.width}}));
+  }
   // The rows by themselves, as they are large and often dropped early; so is what a handle keeps, which lives long. The
   // others share one piece of memory.
   WantedTensors wanted(arguments.x.device);
   RowTargets& rows = params.output;
-  const std::int64_t room = params.output_rows = result.handle.num_recv_rows, topk = params.rows.num_topk;
+  const std::int64_t room = params.output_rows = handle.num_recv_rows = received, topk = params.rows.num_topk;
   wanted.add(result.recv_x, &rows.x, arguments.x.dtype, {room, arguments.x.size(1)});
   wanted.begin_piece();
   if (const auto& scales = arguments.x_scales) {
@@ -198,7 +201,7 @@ bool make_room(const DispatchArguments& arguments, DispatchParams& params, Dispa
     wanted.add(result.recv_topk_weights.emplace(), &rows.topk_weights, DType::float32, {room, topk});
   }
   wanted.begin_piece();
-  if (params.send_src_idx) wanted.add(result.handle.recv_src_idx, &rows.src_idx, DType::int32, {room});
+  if (params.send_src_idx) wanted.add(handle.recv_src_idx, &rows.src_idx, DType::int32, {room});
   if (scope.make_results(wanted, true)) return true;
   scope.make_results(wanted);
   return false;
@@ -246,6 +249,17 @@ SentRows sent_rows(const DispatchArguments& arguments, int num_local_experts, co
     shape.topk_idx_is_64_bit = sent.topk_idx.is_64_bit;
   }
   return sent;
+}
+
+std::size_t plan_stages(PipeShape& pipe, int warps, std::size_t row_bytes, std::size_t room, std::size_t before) {
+  constexpr std::uint32_t kMost = 8;
+  const auto bytes = [&] { return align_to_line(before) + WarpStages(Carver::without_memory(), warps, pipe).bytes; };
+  pipe = {kMost, 0};
+  const std::size_t of_warp = (room - bytes()) / static_cast<std::size_t>(warps);
+  const std::size_t row = align_to_line(row_bytes);
+  pipe.stages = static_cast<std::uint32_t>(std::clamp<std::size_t>(of_warp / row, 2, kMost));
+  pipe.stage_bytes = static_cast<std::uint32_t>(std::min(row, of_warp / 2 / kLine * kLine));
+  return bytes();
 }
 
 CombineResult make_sums(const ConstTensorView& x, std::int64_t tokens, std::int64_t weights, void* sums_pointer,
@@ -431,21 +445,15 @@ DispatchResult NormalMode::dispatch(const DispatchArguments& arguments, const Se
   DispatchHandle& handle = result.handle;
   if (!fresh) handle = *arguments.handle;
   bool in_heap = true;
-  const auto make_room_for = [&](std::int64_t received, std::int64_t relayed) {
-    handle.num_recv_rows = received;
-    in_heap = make_room(arguments, params, result, scope);
-    if (!rails() || !fresh) return;
-    handle.relay_rows = scope.pool_tensor(unplaced(runtime.device(), DType::int32, {relayed, width}));
-  };
   // Memory for the worst case is made before the exchange: it may throw, and no peer counts on this rank yet.
   if (!exact) {
     const std::int64_t most = fresh ? arguments.num_worst_tokens : handle.num_recv_rows;
-    make_room_for(most, most * width);
+    in_heap = make_room(arguments, params, result, most, most * width, scope);
   }
   if (fresh) exchange_counts(arguments, handle, *this, scope);
   if (exact) {
     result.num_recv_tokens_per_expert = wait_for_counts(rows.num_local_experts, scope);
-    make_room_for(host_counts->num_recv_tokens, host_counts->num_relay_rows);
+    in_heap = make_room(arguments, params, result, host_counts->num_recv_tokens, host_counts->num_relay_rows, scope);
   }
 
   set_handle(transfer, handle, true);
@@ -466,7 +474,7 @@ DispatchResult NormalMode::dispatch(const DispatchArguments& arguments, const Se
   if (!rails() && !fetches) blocks = std::clamp((params.num_tokens + warps - 1) / warps, 1, blocks);
   const std::size_t shared_bytes =
       plan_stages(transfer.pipe, transfer.moving_warps(), shape.row_bytes, runtime.policy().max_shared_bytes,
-                  [&] { return DispatchShared(Carver::without_memory(), transfer, blocks).bytes; });
+                  DispatchShared(Carver::without_memory(), transfer, blocks).bytes);
   runtime.launch(kernel, params, {blocks, transfer.warps() * 32, shared_bytes}, scope);
   if (lands) copy_received(params, places, runtime, scope);
   if (!arguments.topk_weights) result.recv_topk_weights.reset();

@@ -46,19 +46,10 @@ void set_biases(Params& params, const Arguments& arguments) {
 /// All that ranks must agree on before rows may move.
 CallShape call_shape(const DispatchArguments& arguments, int num_experts);
 
-/// Shares `room` bytes of a block's shared memory out to the pipelines of `warps` warps, each like `pipe`. A warp has
-/// as many whole rows as fit, from two to eight; rows too long for two are cut into pieces. `bytes()`: of the block,
-/// with that `pipe`. Returns these.
-template <class Bytes>
-std::size_t plan_stages(PipeShape& pipe, int warps, std::size_t row_bytes, std::size_t room, const Bytes& bytes) {
-  constexpr std::uint32_t kMost = 8;
-  pipe = {kMost, 0};
-  const std::size_t of_warp = (room - bytes()) / static_cast<std::size_t>(warps);
-  const std::size_t row = align_to_line(row_bytes);
-  pipe.stages = static_cast<std::uint32_t>(std::clamp<std::size_t>(of_warp / row, 2, kMost));
-  pipe.stage_bytes = static_cast<std::uint32_t>(std::min(row, of_warp / 2 / kLine * kLine));
-  return bytes();
-}
+/// Shares `room` bytes of a block's shared memory, less those `before`, out to the pipelines of `warps` warps, each
+/// like `pipe`. A warp has as many whole rows as fit, from two to eight; rows too long for two are cut into pieces.
+/// Returns the block's bytes.
+std::size_t plan_stages(PipeShape& pipe, int warps, std::size_t row_bytes, std::size_t room, std::size_t before = 0);
 
 /// Memory for the sums of `tokens` tokens, rows like those of `x`, with so many weights each, handed out to the caller.
 /// Pointers of a kernel's parameters get the addresses.

@@ -54,7 +54,10 @@ int pieces_of(std::uint32_t row_bytes) {
 
 // In a node.
 
-void plan_window(ElasticCombineParams& params, int max_tokens, const Runtime& runtime) {
+constexpr int kAddingBlocks = 2;  ///< that only add, for each block that pushes, as far as there are multiprocessors
+
+/// Window and launch.
+LaunchShape plan(ElasticCombineParams& params, int max_tokens, int num_sms, const Runtime& runtime) {
   TokenWindow& window = params.window;
   window.parts = params.each_selection ? int{params.num_topk} : std::min<int>(runtime.num_ranks(), params.num_topk);
   window.row_stride = static_cast<std::uint32_t>(align_to_line(params.row_bytes));
@@ -62,17 +65,12 @@ void plan_window(ElasticCombineParams& params, int max_tokens, const Runtime& ru
   window.max_tokens = max_tokens;
   fit_window(window, runtime.layout().window_at(), runtime);
   window.tokens = std::min(window.tokens, static_cast<std::int32_t>(runtime.layout().control.max_window_tokens()));
-}
-
-constexpr int kAddingBlocks = 2;  ///< that only add, for each block that pushes, as far as there are multiprocessors
-
-LaunchShape plan_launch(ElasticCombineParams& params, int num_sms, const Runtime& runtime) {
   const LaunchPolicy& policy = runtime.policy();
   const int blocks = runtime.sms(num_sms, defaults::kCombineSms);
   const int warps = runtime.warps(kernels::combine_elastic::kMaxThreads);
   // `sms` bounds what touches other devices. To add takes more: most of what is read lies in this device's memory.
   const int adding_blocks = std::min(policy.multiprocessors - blocks, kAddingBlocks * blocks);
-  const int tokens = std::min(params.num_tokens, params.window.tokens);
+  const int tokens = std::min(params.num_tokens, window.tokens);
   // Fewer warps push if each selection's row travels: these are more, and too many at once hold each other up. Else all
   // warps of these blocks push if others add. Half of them took 232 us instead of 191 for 4096 tokens of two ranks, and
   // 746 instead of 576 with four; rows of an expanded layout, which are added up before, 389 instead of 329. With so
@@ -226,8 +224,7 @@ CombineResult Buffer::combine_elastic(const ElasticCombineArguments& arguments, 
   params.metadata = row_metadata(arguments.metadata, arguments.source_ends, in->device());
   params.source_ends = arguments.source_ends.as<std::int32_t>();
   params.weights = memory_of<float>(arguments.topk_weights);
-  plan_window(params, arguments.max_tokens, *runtime_);
-  const LaunchShape shape = plan_launch(params, arguments.num_sms, *runtime_);
+  const LaunchShape shape = plan(params, arguments.max_tokens, arguments.num_sms, *runtime_);
   CombineResult result = make_sums(arguments.x, params.num_tokens, params.weighted ? int{params.num_topk} : 0,
                                    &params.combined_x, &params.combined_weights, scope);
   // All ranks have equally many passes: these follow from arguments that are equal on all ranks.

@@ -192,9 +192,7 @@ LaunchShape plan_launch(ElasticDispatchParams& params, const ElasticDispatchArgu
   params.sending_blocks = std::min(most, useful);
   // If few tokens leave a multiprocessor free, it tells, and no row waits for it.
   params.first_sender = params.fresh && params.sending_blocks < most ? 1 : 0;
-  std::size_t shared_bytes = plan_stages(params.pipe, warps, params.rows.row_bytes, policy.max_shared_bytes, [&] {
-    return WarpStages(Carver::without_memory(), warps, params.pipe).bytes;
-  });
+  std::size_t shared_bytes = plan_stages(params.pipe, warps, params.rows.row_bytes, policy.max_shared_bytes);
   int others = 1;
   if (params.fresh) {
     // A warp has a word to the host to wait for.
@@ -391,9 +389,7 @@ void spread_rows(SpreadRowsParams& params, const LaunchPolicy& policy, const Run
   // A block for each multiprocessor, or for each of few rows and gaps: its warps share all shared memory.
   const int warps = std::min(policy.warps_per_block, kernels::spread_rows::kMaxThreads / 32);
   const std::int64_t units = params.metadata.num_rows + params.num_experts;
-  const std::size_t shared_bytes = plan_stages(params.pipe, warps, params.row_bytes, policy.max_shared_bytes, [&] {
-    return WarpStages(Carver::without_memory(), warps, params.pipe).bytes;
-  });
+  const std::size_t shared_bytes = plan_stages(params.pipe, warps, params.row_bytes, policy.max_shared_bytes);
   const int blocks = static_cast<int>(std::clamp<std::int64_t>(units, 1, policy.multiprocessors));
   runtime.launch(choices::spread_rows, params, {blocks, warps * 32, shared_bytes}, scope);
 }

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "csrc/buffer/buffer_plan.hpp"
-#include "csrc/buffer/defaults.hpp"
 #include "csrc/buffer/options.hpp"
 #include "csrc/rdma/ring/ring_memory.hpp"
 #include "csrc/rdma/verbs/devx/devx_device.hpp"

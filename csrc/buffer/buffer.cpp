@@ -72,7 +72,7 @@ Tensor Buffer::allocate_tensor(DType dtype, std::initializer_list<std::int64_t> 
     fail<OutOfMemory>("{} does not fit the heap of {}: raise heap_bytes or drop received tensors earlier",
                       wanted.describe(), format_bytes(runtime.options().heap_bytes));
   }
-  scope.hand_out(made.front());
+  scope.hand_out({&made.front()});
   scope.finish();
   return made.front();
 }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 
-#include "csrc/buffer/defaults.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/error.hpp"
 #include "kernels/low_latency/params.hpp"
@@ -41,7 +40,8 @@ BufferPlan BufferPlan::make(const BufferOptions& asked, const NodeMembership& no
   const int width = nodes.ranks_of_each_node();
   plan.grid = {nodes.rank, num_ranks, width == 0 ? num_ranks : width};
   HeapLayout& layout = plan.layout;
-  layout.window_bytes = options.window_bytes != 0 ? options.window_bytes : defaults::window_bytes(options.heap_bytes);
+  layout.window_bytes =
+      options.window_bytes != 0 ? options.window_bytes : std::min(options.heap_bytes / 4, std::size_t{1} << 30);
   layout.window_bytes = layout.window_bytes / kLine * kLine;
   layout.arena_bytes = options.heap_bytes - layout.window_bytes;
   constexpr std::size_t kSmallestRow = 128, kMostWindowTokens = 8192;

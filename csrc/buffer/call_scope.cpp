@@ -107,19 +107,18 @@ bool CallScope::make_results(const WantedTensors& wanted, bool in_heap, std::siz
   while (made.size() != all.size()) {
     std::vector<Tensor> piece = tensors(wanted.piece_from(made.size()), in_heap);
     if (piece.empty()) return false;
-    if (!inside_) hand_out(piece.front());  // they share their memory
+    if (!inside_) hand_out({&piece.front()});  // they share their memory
     std::ranges::move(piece, std::back_inserter(made));
   }
   wanted.place(std::move(made));
   return true;
 }
 
-void CallScope::hand_out(const Tensor& tensor) const {
-  // Those of a framework need nothing; a caller may have put together a handle with others.
-  if (auto* ours = dynamic_cast<StreamStorage*>(tensor.storage().get())) {
-    ours->record_stream(caller_stream_, graph_);
-  } else {
-    tensor.record_stream(caller_stream_);
+void CallScope::hand_out(std::initializer_list<const Tensor*> tensors) const {
+  for (const Tensor* tensor : tensors) {
+    // Those of a framework need nothing; a caller may have put together a handle with others.
+    auto* const ours = dynamic_cast<StreamStorage*>(tensor->storage().get());
+    ours != nullptr ? ours->record_stream(caller_stream_, graph_) : tensor->record_stream(caller_stream_);
   }
 }
 

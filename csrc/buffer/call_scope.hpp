@@ -129,9 +129,9 @@ class CallScope {
     return made;
   }
 
-  /// The caller's stream will use the tensor, too: its memory is not reused before that work ends. One of several
-  /// tensors that share their memory is enough.
-  void hand_out(const Tensor& tensor) const;
+  /// The caller's stream will use the tensors, too: their memory is not reused before that work ends. One of several
+  /// that share their memory is enough.
+  void hand_out(std::initializer_list<const Tensor*> tensors) const;
 
   /// The caller's stream waits for the call; with async_finish the returned event stands for it instead.
   EventHandle finish();

@@ -3,7 +3,6 @@
 
 #include "csrc/buffer/buffer_plan.hpp"
 #include "csrc/buffer/checks.hpp"
-#include "csrc/buffer/defaults.hpp"
 #include "csrc/buffer/options.hpp"
 #include "csrc/memory/arena.hpp"
 #include "csrc/support/format.hpp"
@@ -47,12 +46,13 @@ std::size_t Buffer::low_latency_bytes_hint(int max_tokens, std::int64_t hidden, 
   const auto ranks = static_cast<std::size_t>(num_ranks), tokens = static_cast<std::size_t>(max_tokens);
   const std::size_t of_source = std::max(row_bytes, align_to_line((unreduced + ranks - 1) / ranks));
   const std::size_t of_token = ranks * std::max(LowLatencyWindow::kBytesPerSlot, LowLatencyWindow::kParts * of_source);
-  const std::size_t fits = defaults::kMostLowLatencyBytes / of_token;
+  constexpr std::size_t kMost = std::size_t{7} << 30;  // with signals a tenth of what a GPU has
+  const std::size_t fits = kMost / of_token;
   if (tokens <= fits) return align_up(tokens * of_token, std::size_t{1} << 20);
   fail<InvalidArgument>(
       "max_tokens is {}, allowed: at most {} for {} ranks and hidden {}, as a rank has room for the rows of each of "
       "them: low_latency.bytes would be more than {}",
-      max_tokens, fits, num_ranks, hidden, format_bytes(defaults::kMostLowLatencyBytes));
+      max_tokens, fits, num_ranks, hidden, format_bytes(kMost));
 }
 
 }  // namespace deep_ep

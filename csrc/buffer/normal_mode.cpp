@@ -482,10 +482,7 @@ DispatchResult NormalMode::dispatch(const DispatchArguments& arguments, const Se
 }
 
 void NormalMode::hand_out(const DispatchHandle& handle, const CallScope& scope) {
-  for (const Tensor* tensor :
-       {&handle.recv_src_idx, &handle.destination_row, &handle.rank_prefix_matrix, &handle.relay_rows}) {
-    scope.hand_out(*tensor);
-  }
+  scope.hand_out({&handle.recv_src_idx, &handle.destination_row, &handle.rank_prefix_matrix, &handle.relay_rows});
 }
 
 CombineResult Buffer::combine(const CombineArguments& arguments, const CallOptions& call) {

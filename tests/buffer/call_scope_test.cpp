@@ -146,7 +146,7 @@ TEST_F(CallScopeTest, MemoryIsGivenBackBehindTheStreamItWasHandedTo) {
   {
     CallScope scope(context_, {.stream = side_, .async_finish = true});
     tensor = scope.pool_tensor(wanted_);
-    scope.hand_out(*tensor);
+    scope.hand_out({&*tensor});
     scope.finish();
   }
   state(comm_).waited_for.clear();
@@ -161,7 +161,7 @@ TEST_F(CallScopeTest, MemoryOfACallInPlaceIsGivenBackBehindWhatTheCallerDidWithI
   {
     CallScope scope(context_, {.stream = side_});
     tensor = scope.pool_tensor(wanted_);
-    scope.hand_out(*tensor);
+    scope.hand_out({&*tensor});
     scope.finish();
   }
   tensor.reset();  // when the caller's stream has used it
@@ -176,7 +176,7 @@ TEST_F(CallScopeTest, MemoryIsGivenBackBehindWhatTheCallerDidOnTheCommunicationS
   {
     CallScope scope(context_, {.stream = comm_});
     tensor = scope.pool_tensor(wanted_);
-    scope.hand_out(*tensor);
+    scope.hand_out({&*tensor});
     scope.finish();
   }
   tensor.reset();  // when the caller has used it there

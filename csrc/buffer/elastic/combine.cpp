@@ -111,10 +111,6 @@ void launch(const KernelChoice<Params>& kernel, const Params& params, std::int64
   runtime.launch(kernel, params, {blocks, warps * 32, 0}, scope);
 }
 
-void hand_out_return(const ElasticReturn& back, const CallScope& scope) {
-  for (const Tensor* tensor : {&back.rows, &back.beside, &back.ends}) scope.hand_out(*tensor);
-}
-
 /// Brings the rows to their tokens' ranks.
 ElasticReturn send_back(const ElasticCombineArguments& arguments, const NormalMode& mode, CallScope& scope) {
   const Runtime& runtime = mode.runtime;
@@ -242,7 +238,7 @@ ElasticReturn Buffer::begin_combine_elastic(const ElasticCombineArguments& argum
   check_arguments(arguments, *runtime_);
   CallScope scope = in->begin(call);
   ElasticReturn back = scope.inside([&] { return send_back(arguments, mode, scope); });
-  hand_out_return(back, scope);
+  scope.hand_out({&back.rows, &back.beside, &back.ends});
   back.event = scope.finish();
   return back;
 }
@@ -253,7 +249,7 @@ CombineResult Buffer::end_combine_elastic(const ElasticReturn& back, const CallO
   if (!back.rows.defined()) throw InvalidArgument("back is empty, allowed: what begin_combine_elastic returned");
   CallScope scope = in->begin(call);
   CombineResult result = sum_returned(back, *runtime_, scope);
-  hand_out_return(back, scope);
+  scope.hand_out({&back.rows, &back.beside, &back.ends});
   result.event = scope.finish();
   return result;
 }

@@ -96,7 +96,7 @@ ElasticDispatchHandle make_tables(const ElasticDispatchArguments& arguments, std
     wanted.add(handle.topk_idx, &numbers.selected, arguments.topk_idx.dtype, {tokens, topk});
   }
   scope.make_tables(wanted);
-  scope.hand_out(handle.source_ends);
+  scope.hand_out({&handle.source_ends});
   numbers.metadata = row_metadata(handle.metadata.view(), handle.source_ends.view(), arguments.x.device);
   numbers.stats = memory_of<std::int32_t>(arguments.stats);
   numbers.expand = arguments.expand;
@@ -151,12 +151,13 @@ void make_results(ElasticDispatchResult& results, const ElasticDispatchArguments
 
 // In a node.
 
-void plan_window(ElasticDispatchParams& params, int max_tokens, const Runtime& runtime) {
+/// Window and launch.
+LaunchShape plan(ElasticDispatchParams& params, const ElasticDispatchArguments& arguments, const Runtime& runtime) {
   const auto ranks = static_cast<std::size_t>(runtime.num_ranks());
   std::size_t used = runtime.layout().window_at();
   if (params.fresh) {
     constexpr int kOfCell = ToldSelections::kOfCell;
-    const std::int64_t selections = align_up(std::int64_t{max_tokens} * params.rows.num_topk, kOfCell);
+    const std::int64_t selections = align_up(std::int64_t{arguments.max_tokens} * params.rows.num_topk, kOfCell);
     const std::int64_t most = ControlWindow::kFewSelections / runtime.num_ranks() / kOfCell * kOfCell;
     const ControlWindow& control = params.common.control;
     const bool few = selections <= most && params.num_local_experts * runtime.num_ranks() <= INT16_MAX;
@@ -174,12 +175,9 @@ void plan_window(ElasticDispatchParams& params, int max_tokens, const Runtime& r
   params.window.words_beside =
       static_cast<std::uint32_t>(params.rows.num_scales + (params.weighted ? params.rows.num_topk : 0));
   params.window.parts = runtime.num_ranks() - 1;
-  params.window.max_tokens = max_tokens;
+  params.window.max_tokens = arguments.max_tokens;
   fit_window(params.window, used, runtime);
-}
 
-LaunchShape plan_launch(ElasticDispatchParams& params, const ElasticDispatchArguments& arguments,
-                        const Runtime& runtime) {
   const LaunchPolicy& policy = runtime.policy();
   const int all_warps = runtime.warps(kernels::dispatch_elastic::kMaxThreads);
   const int warps = std::min(policy.warps_per_block, all_warps);  // those that send; all number
@@ -206,13 +204,6 @@ LaunchShape plan_launch(ElasticDispatchParams& params, const ElasticDispatchArgu
   return {params.first_sender + params.sending_blocks + others, all_warps * 32, shared_bytes};
 }
 
-/// The first rows of a tensor.
-Tensor first_rows(const Tensor& tensor, std::int64_t rows) {
-  TensorView view = tensor.view();
-  view.shape[0] = rows;
-  return {view, tensor.storage()};
-}
-
 void dispatch_in_node(ElasticDispatchResult& result, const ElasticDispatchArguments& arguments,
                       const DispatchArguments& sent, const SentRows& rows, const NormalMode& mode, CallScope& scope) {
   Runtime& runtime = mode.runtime;
@@ -225,8 +216,7 @@ void dispatch_in_node(ElasticDispatchResult& result, const ElasticDispatchArgume
     params.host_counts = mode.counts_for_host(arguments.exact, scope);
     params.shape = call_shape(sent, arguments.num_experts);
   }
-  plan_window(params, arguments.max_tokens, runtime);
-  const LaunchShape shape = plan_launch(params, arguments, runtime);
+  const LaunchShape shape = plan(params, arguments, runtime);
   ElasticDispatchHandle& handle = result.handle;
   if (params.fresh) {
     const std::int64_t most = std::int64_t{mode.common.num_ranks} * arguments.max_tokens;
@@ -234,8 +224,11 @@ void dispatch_in_node(ElasticDispatchResult& result, const ElasticDispatchArgume
     runtime.launch(choices::dispatch_elastic, params, shape, scope);
     if (arguments.exact) {
       result.num_recv_tokens_per_expert = mode.wait_for_counts(rows.num_local_experts, scope);
-      handle.metadata = first_rows(handle.metadata, params.host_counts->num_recv_tokens);
-      handle.local_topk_idx = first_rows(handle.local_topk_idx, params.host_counts->num_recv_tokens);
+      for (Tensor* const rows_of_all : {&handle.metadata, &handle.local_topk_idx}) {
+        TensorView view = rows_of_all->view();
+        view.shape[0] = params.host_counts->num_recv_tokens;
+        *rows_of_all = {view, rows_of_all->storage()};
+      }
     }
     handle.num_expanded = expanded_rows(arguments, mode.common.num_ranks, result.num_recv_tokens_per_expert);
   }

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <string>
 
-#include "csrc/buffer/defaults.hpp"
 #include "deep_ep/error.hpp"
 #include "tests/cluster/low_latency_case.hpp"
 #include "tests/rdma/messages.hpp"
@@ -104,7 +103,7 @@ TEST(LowLatencyPlan, TheHintSaysHowManyTokensFit) {
       message_of<InvalidArgument>([&] { hint(128); }),
       "max_tokens is 128, allowed: at most 116 for 1024 ranks and hidden 7168, as a rank has room for the rows of "
       "each of them: low_latency.bytes would be more than 7.00 GiB");
-  EXPECT_LE(hint(116), defaults::kMostLowLatencyBytes);
+  EXPECT_LE(hint(116), std::size_t{7} << 30);
   EXPECT_THROW(hint(117), InvalidArgument);
 }
 

@@ -13,7 +13,6 @@
 namespace deep_ep {
 namespace {
 
-/// Of arguments that have been checked, or are about to be.
 int num_experts(const DispatchArguments& arguments) {
   return static_cast<int>(arguments.num_tokens_per_expert.size(0));
 }
@@ -147,26 +146,16 @@ int parts_per_token(int tokens, int warps) {
   return 2 * tokens >= kTokensOfWarp * warps ? 2 : 4;
 }
 
-/// Of a dispatch without a handle: makes tables of the new handle, and enqueues the kernel that fills them.
-void exchange_counts(const DispatchArguments& arguments, DispatchHandle& handle, const NormalMode& mode,
-                     const CallScope& scope) {
-  const NormalParams& common = mode.common;
-  const std::int64_t tokens = arguments.x.size(0);
-  const int experts = num_experts(arguments), ranks = common.num_ranks, nodes = mode.rails() ? common.grid.nodes() : 0;
-  NotifyParams params{};
-  params.common = common;
-  params.shape = call_shape(arguments, experts);
-  params.num_tokens = static_cast<int>(tokens);
-  params.num_local_experts = experts / ranks;
-  params.expert_alignment = arguments.expert_alignment;
-  params.is_token_in_rank = arguments.is_token_in_rank.as<std::uint8_t>();
-  params.num_tokens_per_expert = arguments.num_tokens_per_expert.as<std::int32_t>();
-  params.host_counts = mode.counts_for_host(arguments.num_worst_tokens == 0, scope);
+/// Of a dispatch without a handle: makes tables of the new handle, and enqueues the kernel that fills them. `params`:
+/// what the call says.
+void exchange_counts(NotifyParams& params, DispatchHandle& handle, const NormalMode& mode, const CallScope& scope) {
+  const NormalParams& common = params.common = mode.common;
+  const int ranks = common.num_ranks, nodes = mode.rails() ? common.grid.nodes() : 0;
   WantedTensors tables(mode.runtime.device());
   tables.add(handle.rank_prefix_matrix, &params.rank_prefix_matrix, DType::int32, {ranks, common.grid.width});
-  tables.add(handle.destination_row, &params.destination_row, DType::int32, {tokens, ranks});
+  tables.add(handle.destination_row, &params.destination_row, DType::int32, {params.num_tokens, ranks});
   if (nodes != 0) {
-    tables.add(handle.node_row, &params.node_row, DType::int32, {tokens, nodes});
+    tables.add(handle.node_row, &params.node_row, DType::int32, {params.num_tokens, nodes});
     tables.add(handle.node_counts, &params.node_counts, DType::int32, {2, nodes});
   }
   scope.make_tables(tables);
@@ -358,10 +347,8 @@ NormalMode::NormalMode(Runtime& of_buffer) : runtime(of_buffer) {
 std::string NormalMode::describe() const {
   const bool one_node = runtime.nodes().num_nodes == 1;
   if (!one_node && !rails()) return "normal mode: not between nodes that are not all of equally many consecutive ranks";
-  const int lanes = runtime.options().internode.lanes;
-  std::string way;
-  if (!one_node) way = ", between nodes by " + runtime.connections(BufferPlan::kNormalMode).describe();
-  if (lanes > 1) way += fmt::format(", {} lanes{}", lanes, one_node ? " of no use in one node" : "");
+  const std::string way =
+      one_node ? "" : ", between nodes by " + runtime.connections(BufferPlan::kNormalMode).describe();
   return fmt::format("normal mode: dispatch on {} SMs, combine on {}, of {}, where a call does not say{}",
                      runtime.sms(0, defaults::kDispatchSms), runtime.sms(0, defaults::kCombineSms),
                      runtime.policy().multiprocessors, way);
@@ -450,7 +437,17 @@ DispatchResult NormalMode::dispatch(const DispatchArguments& arguments, const Se
     const std::int64_t most = fresh ? arguments.num_worst_tokens : handle.num_recv_rows;
     in_heap = make_room(arguments, params, result, most, most * width, scope);
   }
-  if (fresh) exchange_counts(arguments, handle, *this, scope);
+  if (fresh) {
+    NotifyParams counting{};
+    counting.shape = call_shape(arguments, num_experts(arguments));
+    counting.num_tokens = rows.num_tokens;
+    counting.num_local_experts = rows.num_local_experts;
+    counting.expert_alignment = arguments.expert_alignment;
+    counting.is_token_in_rank = arguments.is_token_in_rank.as<std::uint8_t>();
+    counting.num_tokens_per_expert = arguments.num_tokens_per_expert.as<std::int32_t>();
+    counting.host_counts = counts_for_host(exact, scope);
+    exchange_counts(counting, handle, *this, scope);
+  }
   if (exact) {
     result.num_recv_tokens_per_expert = wait_for_counts(rows.num_local_experts, scope);
     in_heap = make_room(arguments, params, result, host_counts->num_recv_tokens, host_counts->num_relay_rows, scope);
@@ -559,10 +556,7 @@ EventHandle Buffer::barrier(const CallOptions& call) {
     return scope.finish();
   }
   // Counts of all ranks are exchanged, though there are none.
-  DispatchArguments nothing;
-  nothing.x = unplaced(in->device(), DType::uint8, {0, 16});
-  nothing.num_tokens_per_expert = unplaced(in->device(), DType::int32, {0});
-  nothing.num_worst_tokens = 1;  // the host waits for no counts
+  NotifyParams nothing{};
   DispatchHandle tables;
   exchange_counts(nothing, tables, mode, scope);
   return scope.finish();

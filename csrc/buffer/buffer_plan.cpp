@@ -9,26 +9,6 @@
 #include "kernels/normal/params.hpp"
 
 namespace deep_ep {
-namespace {
-
-const char* why_no_rails(const BufferOptions& options, const NodeMembership& nodes, bool one_node) {
-  if (options.low_latency.rails == LowLatencyRails::never) return "as asked for";
-  if (!options.low_latency.allow_nvlink) return "as NVLink is not allowed";
-  if (one_node) return "as there is one node";
-  if (options.low_latency.masking) return "as ranks may be masked";
-  if (nodes.ranks_of_each_node() >= 2) return "";
-  return "as nodes are not all of equally many consecutive ranks, two or more";
-}
-
-}  // namespace
-
-int lanes_for(int far, bool keeps_to_path) {
-  constexpr int kWantedFlows = 32;
-  int lanes = 1;
-  while (keeps_to_path && far != 0 && lanes < kMostLowLatencyLanes && far * lanes < kWantedFlows) lanes *= 2;
-  return lanes;
-}
-
 BufferPlan BufferPlan::make(const BufferOptions& asked, const NodeMembership& nodes) {
   const int num_ranks = static_cast<int>(nodes.node.size());
   BufferPlan plan{.options = asked, .nodes = nodes};
@@ -57,9 +37,15 @@ BufferPlan BufferPlan::make(const BufferOptions& asked, const NodeMembership& no
         options.low_latency.bytes, num_ranks);
   }
   if (LowLatencyReach& reach = plan.reach; options.low_latency.bytes != 0) {
-    reach.far = nodes.reached_by_rdma(options.low_latency.allow_nvlink);
-    reach.rails_always = options.low_latency.rails == LowLatencyRails::always;
-    reach.why_no_rails = why_no_rails(options, nodes, reach.far.empty());
+    const LowLatencyOptions& asked_for = options.low_latency;
+    reach.far = nodes.reached_by_rdma(asked_for.allow_nvlink);
+    reach.rails_always = asked_for.rails == LowLatencyRails::always;
+    reach.why_no_rails = asked_for.rails == LowLatencyRails::never ? "as asked for"
+                         : !asked_for.allow_nvlink                 ? "as NVLink is not allowed"
+                         : reach.far.empty()                       ? "as there is one node"
+                         : asked_for.masking                       ? "as ranks may be masked"
+                         : width < 2 ? "as nodes are not all of equally many consecutive ranks, two or more"
+                                     : "";
     if (*reach.why_no_rails == '\0') reach.rail_width = width;
   }
   // Memory from which NICs fetch rows, and, with rails, rows for relays to forward.
@@ -76,12 +62,16 @@ void BufferPlan::choose_lanes(const rdma::AgreedWire& wire) {
   if (internode.lanes == 0) internode.lanes = ethernet ? kMostInternodeLanes : 1;
   const int most = internode.num_qps_per_rank == 0 ? kMostInternodeLanes : internode.num_qps_per_rank;
   internode.lanes = std::min(internode.lanes, static_cast<int>(std::bit_floor(static_cast<unsigned>(most))));
-  if (options.low_latency.bytes == 0 || options.low_latency.lanes != 0) return;
-  // As many as the rank wants that wants most.
+  int& lanes = options.low_latency.lanes;
+  if (options.low_latency.bytes == 0 || lanes != 0) return;
+  // Of few flows some paths of an Ethernet get several and others none. All ranks have as many lanes as the one that
+  // reaches the fewest by RDMA wants.
+  constexpr int kWantedFlows = 32;
+  lanes = 1;
   NodeMembership of = nodes;
-  for (of.rank = 0; of.rank < grid.num_ranks; ++of.rank) {
+  for (of.rank = 0; ethernet && of.rank < grid.num_ranks; ++of.rank) {
     const int far = static_cast<int>(of.reached_by_rdma(options.low_latency.allow_nvlink).size());
-    options.low_latency.lanes = std::max(options.low_latency.lanes, lanes_for(far, ethernet));
+    while (far != 0 && lanes < kMostLowLatencyLanes && far * lanes < kWantedFlows) lanes *= 2;
   }
 }
 

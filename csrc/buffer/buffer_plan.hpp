@@ -37,11 +37,6 @@ struct LowLatencyReach {
   const char* why_no_rails = "";  ///< where they may not
 };
 
-/// Lanes of low-latency calls of a rank that reaches `far` ranks by RDMA. A connection is one flow, which an Ethernet
-/// network sends by one of several paths (`keeps_to_path`); with few flows some paths get several and others none. So
-/// on Ethernet: lanes until a rank has 32 flows, at most kMostLowLatencyLanes.
-int lanes_for(int far, bool keeps_to_path);
-
 struct BufferPlan {
   BufferOptions options = {};  ///< with memory for these nodes: see InternodeOptions::heap_bytes
   NodeMembership nodes = {};
@@ -51,7 +46,9 @@ struct BufferPlan {
 
   /// `options`: as all ranks agree on them. InvalidArgument where they leave too little room.
   static BufferPlan make(const BufferOptions& options, const NodeMembership& nodes);
-  /// Sets the lanes that the options leave open, and bounds those of normal mode by num_qps_per_rank.
+  /// Sets the lanes that the options leave open, and bounds those of normal mode by num_qps_per_rank. A lane is one
+  /// flow, which an Ethernet network sends by one of several paths: so there are more on Ethernet, in low-latency calls
+  /// until each rank has 32 flows.
   void choose_lanes(const rdma::AgreedWire& wire);
 
   /// Places in connections().

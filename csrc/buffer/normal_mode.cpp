@@ -137,15 +137,6 @@ void plan_warps(TransferParams& params, int blocks, int warps, int fewest_local)
   params.first_warps = rest - params.local_warps - params.second_warps;
 }
 
-/// In how many parts each of the tokens is added, by so many warps. A warp that adds a whole token looks its rows up
-/// once, and keeps most pieces of them under way; where a warp gets few tokens, all warps end at the same time only if
-/// tokens are cut.
-int parts_per_token(int tokens, int warps) {
-  constexpr int kTokensOfWarp = 20;
-  if (tokens >= kTokensOfWarp * warps) return 1;
-  return 2 * tokens >= kTokensOfWarp * warps ? 2 : 4;
-}
-
 /// Of a dispatch without a handle: makes tables of the new handle, and enqueues the kernel that fills them. `params`:
 /// what the call says.
 void exchange_counts(NotifyParams& params, DispatchHandle& handle, const NormalMode& mode, const CallScope& scope) {
@@ -538,9 +529,13 @@ CombineResult Buffer::combine(const CombineArguments& arguments, const CallOptio
   const auto kernel = mode.rails() ? choices::combine_and_notify_internode : choices::combine;
   const int warps = in->warps(kernel.max_threads);
   plan_warps(transfer, blocks, warps, !pushes ? 0 : mode.rails() ? 1 : std::max(1, warps / 2));
-  // A row whose slot is used again is released by one warp, which has added all of it.
+  // A warp that adds a whole token looks its rows up once, and keeps most pieces of them under way; where a warp gets
+  // few tokens, all warps end at the same time only if tokens are cut. A row whose slot is used again is released by
+  // one warp, which has added all of it.
+  constexpr int kTokensOfWarp = 20;
   const bool cut = !mode.rails() && transfer.num_tokens <= transfer.local.slots;
-  params.parts_per_token = cut ? parts_per_token(transfer.num_tokens, blocks * transfer.first_warps) : 1;
+  const int many = kTokensOfWarp * blocks * transfer.first_warps;
+  params.parts_per_token = !cut || transfer.num_tokens >= many ? 1 : 2 * transfer.num_tokens >= many ? 2 : 4;
   const std::size_t shared_bytes = NormalCombineShared(Carver::without_memory(), transfer, blocks).bytes;
   in->launch(kernel, params, {blocks, transfer.warps() * 32, shared_bytes}, scope);
   result.event = scope.finish();

@@ -30,16 +30,6 @@ int lanes_of(const char* option, int asked, const char* variable) {
 }
 static_assert(kMostInternodeLanes == kMostLowLatencyLanes);
 
-/// Where another library's variable switches it off, its user may not have thought of this one.
-bool may_use_nvlink() {
-  const environment::Value word = environment::Reader{}.value("DEEP_EP_NVLINK");
-  if (word.text != "off") return true;
-  if (!environment::is_own(word.name)) {
-    log::warn("{} is set: low-latency calls do not use NVLink (DEEP_EP_NVLINK=on: they do)", word.name);
-  }
-  return false;
-}
-
 /// The heap's layout follows from these, so they must be equal; and a rank that is masked has been late for every rank.
 auto numbers_of(const BufferOptions& options) {
   const auto number = [](std::string_view name, auto value) {
@@ -102,7 +92,12 @@ BufferOptions with_environment(BufferOptions options, int num_ranks) {
     if (word == "never") low_latency.rails = LowLatencyRails::never;
   }
   low_latency.lanes = lanes_of("low_latency", low_latency.lanes, "DEEP_EP_LOW_LATENCY_LANES");
-  low_latency.allow_nvlink = low_latency.allow_nvlink && may_use_nvlink();
+  if (!low_latency.allow_nvlink) return options;
+  const environment::Value word = environment::Reader{}.value("DEEP_EP_NVLINK");
+  low_latency.allow_nvlink = word.text != "off";
+  if (!low_latency.allow_nvlink && !environment::is_own(word.name)) {  // its user may not have thought of this library
+    log::warn("{} is set: low-latency calls do not use NVLink (DEEP_EP_NVLINK=on: they do)", word.name);
+  }
   return options;
 }
 

@@ -29,7 +29,17 @@ TEST(LowLatencyLaneChoice, TheProgramThenTheVariable) {
 }
 
 TEST(LowLatencyLaneChoice, MoreWhereFewFlowsShareSeveralPaths) {
-  const auto lanes = [](int far, bool keeps_to_path) { return lanes_for(far, keeps_to_path); };
+  const auto lanes = [](int far, bool keeps_to_path) {
+    BufferOptions options;
+    options.low_latency.bytes = Buffer::low_latency_bytes_hint(1, 128, far + 1, far + 1);
+    BufferPlan plan = BufferPlan::make(options, NodeMembership::of_consecutive(0, far + 1, 1));
+    rdma::AgreedWire wire;
+    wire.kind = rdma::WireKind::verbs;
+    wire.ranks.resize(static_cast<std::size_t>(far) + 1);
+    wire.ranks.front().keeps_to_path = keeps_to_path;
+    plan.choose_lanes(wire);
+    return plan.options.low_latency.lanes;
+  };
   for (const int far : {0, 1, 8, 100}) EXPECT_EQ(lanes(far, false), 1);
   EXPECT_EQ(lanes(0, true), 1) << "nobody is reached";
   EXPECT_EQ(lanes(1, true), 4);

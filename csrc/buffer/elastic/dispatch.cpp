@@ -38,15 +38,6 @@ void check_arguments(const ElasticDispatchArguments& arguments, const Runtime& r
   }
 }
 
-/// X: by the counts of a dispatch, which it has with exact sizes only.
-std::int64_t expanded_rows(const ElasticDispatchArguments& arguments, int num_ranks, const std::vector<int>& counts) {
-  if (arguments.exact) return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
-  // A token may name an expert more than once: also where there are fewer experts than selections.
-  const std::int64_t alignment = arguments.expert_alignment, experts = arguments.num_experts / num_ranks;
-  const std::int64_t selections = std::int64_t{num_ranks} * arguments.max_tokens * arguments.topk_idx.size(1);
-  return align_up(selections + (alignment - 1) * experts, alignment);
-}
-
 /// Of a fresh dispatch, before there are tables: chooses the blocks that number the selections of so many rows, at most
 /// so many, and lets as many of the `warps` warps of each count as have shared memory for their counters; one of each
 /// at least. Returns the bytes of a block. InvalidArgument where that is more than there are.
@@ -105,13 +96,27 @@ ElasticDispatchHandle make_tables(const ElasticDispatchArguments& arguments, std
 }
 
 /// Makes the tensors for received rows, handed out to the caller, and completes the arguments of the kernel that takes
-/// rows there: `params` says where they, and words of scales and weights beside them, lie.
-void make_results(ElasticDispatchResult& results, const ElasticDispatchArguments& arguments,
-                  const ElasticDispatchHandle& handle, SpreadRowsParams& params, const CallScope& scope) {
+/// rows there: `params` says where they, and words of scales and weights beside them, lie. The results have the counts
+/// and the handle of a fresh dispatch.
+void make_results(ElasticDispatchResult& results, const ElasticDispatchArguments& arguments, SpreadRowsParams& params,
+                  const NormalMode& mode, const CallScope& scope) {
   const auto& scales = arguments.x_scales;
-  const bool expand = params.expand = arguments.expand;
+  const bool expand = params.expand = arguments.expand, fresh = arguments.handle == nullptr;
+  const ElasticDispatchHandle& handle = fresh ? results.handle : *arguments.handle;
+  params.abort = mode.common.wait.abort;
+  params.row_bytes = static_cast<std::uint32_t>(row_bytes(arguments.x));
   params.metadata = row_metadata(handle.metadata.view(), handle.source_ends.view(), arguments.x.device);
   params.local = handle.local_topk_idx.as<std::int32_t>();
+  if (fresh && arguments.exact) {
+    const std::vector<int>& counts = results.num_recv_tokens_per_expert;
+    results.handle.num_expanded = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+  } else if (fresh) {
+    // A token may name an expert more than once: also where there are fewer experts than selections.
+    const std::int64_t alignment = arguments.expert_alignment, experts = arguments.num_experts / mode.common.num_ranks;
+    const std::int64_t selections =
+        std::int64_t{mode.common.num_ranks} * arguments.max_tokens * params.metadata.num_topk;
+    results.handle.num_expanded = align_up(selections + (alignment - 1) * experts, alignment);
+  }
   const std::int64_t rows = params.metadata.num_rows, topk = params.metadata.num_topk;
   const std::int64_t moved = params.num_spread = expand ? handle.num_expanded : rows;
   if (arguments.zero_padding && expand) {
@@ -230,22 +235,19 @@ void dispatch_in_node(ElasticDispatchResult& result, const ElasticDispatchArgume
         *rows_of_all = {view, rows_of_all->storage()};
       }
     }
-    handle.num_expanded = expanded_rows(arguments, mode.common.num_ranks, result.num_recv_tokens_per_expert);
   }
   std::byte* const own_heap = runtime.heap()->local();
   TokenWindow& window = params.window;
   const auto* beside = reinterpret_cast<const std::uint32_t*>(own_heap + window.beside_at);
   SpreadRowsParams moving{};
-  moving.abort = mode.common.wait.abort;
   moving.rows = moving.heap = own_heap;
-  moving.row_bytes = params.rows.row_bytes;
   if (arguments.x_scales) moving.scales = beside;
   if (params.weighted) moving.weights = beside + params.rows.num_scales;
   moving.scale_stride = moving.weight_stride = window.words_beside;
   moving.rank = mode.common.rank;
   moving.num_ranks = mode.common.num_ranks;
   moving.own_rows = params.x;
-  make_results(result, arguments, params.fresh ? handle : *arguments.handle, moving, scope);
+  make_results(result, arguments, moving, mode, scope);
   // All ranks have equally many passes: these follow from arguments that are equal on all ranks.
   for (; window.first_token < window.max_tokens; window.first_token += window.tokens) {
     // Those of a fresh first pass have been sent.
@@ -279,7 +281,6 @@ ElasticDispatchHandle number_rows(const ElasticDispatchArguments& arguments, con
   params.ends = route.rank_prefix_matrix.as<std::int32_t>() + common.grid.index();
   params.ends_stride = common.grid.width;
   ElasticDispatchHandle handle = make_tables(arguments, route.num_recv_rows, false, numbers, *common.state, scope);
-  handle.num_expanded = expanded_rows(arguments, common.num_ranks, came.num_recv_tokens_per_expert);
   handle.route = route;
   handle.route.recv_src_idx = {};
   Backend& executor = *runtime.executor();
@@ -310,19 +311,16 @@ void dispatch_by_rails(ElasticDispatchResult& result, const ElasticDispatchArgum
     return mode.dispatch(sent, rows, scope);
   });
   if (fresh) result.handle = number_rows(arguments, came, mode, scope);
-  const ElasticDispatchHandle& tables = fresh ? result.handle : *arguments.handle;
+  result.num_recv_tokens_per_expert = std::move(came.num_recv_tokens_per_expert);
   SpreadRowsParams moving{};
-  moving.abort = mode.common.wait.abort;
   moving.rows = came.recv_x.as<std::byte>();
-  moving.row_bytes = rows.rows.row_bytes;
   moving.scales = memory_of<std::uint32_t>(came.recv_x_scales);
   moving.scale_stride = rows.rows.num_scales;
   moving.weights = memory_of<std::uint32_t>(came.recv_topk_weights);
   moving.weight_stride = rows.rows.num_topk;
-  make_results(result, arguments, tables, moving, scope);
+  make_results(result, arguments, moving, mode, scope);
   spread_rows(moving, mode.runtime.policy(), mode.runtime, scope);
-  result.num_recv_tokens_per_expert = std::move(came.num_recv_tokens_per_expert);
-  NormalMode::hand_out(tables.route, scope);
+  NormalMode::hand_out((fresh ? result.handle : *arguments.handle).route, scope);
 }
 
 }  // namespace

@@ -422,12 +422,9 @@ DispatchResult NormalMode::dispatch(const DispatchArguments& arguments, const Se
   DispatchResult result;
   DispatchHandle& handle = result.handle;
   if (!fresh) handle = *arguments.handle;
-  bool in_heap = true;
   // Memory for the worst case is made before the exchange: it may throw, and no peer counts on this rank yet.
-  if (!exact) {
-    const std::int64_t most = fresh ? arguments.num_worst_tokens : handle.num_recv_rows;
-    in_heap = make_room(arguments, params, result, most, most * width, scope);
-  }
+  const std::int64_t most = fresh ? arguments.num_worst_tokens : handle.num_recv_rows;
+  bool in_heap = !exact && make_room(arguments, params, result, most, most * width, scope);
   if (fresh) {
     NotifyParams counting{};
     counting.shape = call_shape(arguments, num_experts(arguments));
@@ -478,7 +475,6 @@ CombineResult Buffer::combine(const CombineArguments& arguments, const CallOptio
   const NormalMode& mode = in.normal();
   mode.check_handle(arguments.handle);
   const DispatchHandle& handle = *arguments.handle;
-  const NodeGrid& grid = mode.common.grid;
   const ConstTensorView& x = arguments.x;
   const auto& weights = arguments.topk_weights;
   check_tensor("x", x, in->device(), {DType::bfloat16}, {handle.num_recv_rows, kAnySize});
@@ -507,7 +503,7 @@ CombineResult Buffer::combine(const CombineArguments& arguments, const CallOptio
   bool pushes = false;
   const auto readable = [&](const ConstTensorView& tensor, auto copy) -> const void* {
     if (tensor.size(0) == 0) return in->heap()->local();  // nothing to read; frameworks give it no address
-    if (pushes || in->in_heap(tensor) || grid.width == 1) return tensor.data;
+    if (pushes || in->in_heap(tensor) || mode.common.grid.width == 1) return tensor.data;
     const TensorView wanted = unplaced(in->device(), tensor.dtype, {tensor.size(0), tensor.size(1)});
     const auto made = scope.tensors({&wanted, 1}, true);
     pushes = made.empty();

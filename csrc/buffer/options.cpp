@@ -117,15 +117,13 @@ AgreedOptions agree_on_options(Bootstrap& bootstrap, const BufferOptions& option
   std::ranges::copy(numbers_of(mine) | std::views::values, facts.options.begin());
   const std::vector<Facts> all = all_gather_values(bootstrap, facts);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    agreed.devices.push_back(all[rank].device);
+    agreed.processes.push_back(all[rank].process);
     for (std::size_t i = 0; i < facts.options.size(); ++i) {
       if (all[rank].options[i] == facts.options[i]) continue;
       fail<RankMismatch>("Buffer: {} is {} on rank {} but {} on rank {}; it must be equal on all ranks",
                          numbers_of(mine)[i].first, facts.options[i], bootstrap.rank(), all[rank].options[i], rank);
     }
-  }
-  for (const Facts& rank : all) {
-    agreed.devices.push_back(rank.device);
-    agreed.processes.push_back(rank.process);
   }
   return agreed;
 }

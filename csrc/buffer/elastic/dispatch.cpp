@@ -262,39 +262,10 @@ void dispatch_in_node(ElasticDispatchResult& result, const ElasticDispatchArgume
 
 // Between nodes.
 
-/// The handle of a fresh dispatch whose rows `came`.
-ElasticDispatchHandle number_rows(const ElasticDispatchArguments& arguments, const DispatchResult& came,
-                                  const NormalMode& mode, const CallScope& scope) {
-  constexpr int kMostBlocks = 128;
-  const NormalParams& common = mode.common;
-  Runtime& runtime = mode.runtime;
-  const DispatchHandle& route = came.handle;
-  NumberRowsParams params{};
-  params.wait = common.wait;
-  NumberingParams& numbers = params.numbers;
-  const std::size_t shared_bytes = plan_numbering(numbers, arguments, false, route.num_recv_rows,
-                                                  std::min(runtime.policy().multiprocessors, kMostBlocks),
-                                                  runtime.warps(kernels::number_selections::kMaxThreads), runtime);
-  const LaunchShape shape{numbers.blocks, numbers.warps * 32, shared_bytes};
-  params.recv_topk_idx = indices_of(came.recv_topk_idx->view());
-  params.source = route.recv_src_idx.as<std::int32_t>();
-  params.ends = route.rank_prefix_matrix.as<std::int32_t>() + common.grid.index();
-  params.ends_stride = common.grid.width;
-  ElasticDispatchHandle handle = make_tables(arguments, route.num_recv_rows, false, numbers, *common.state, scope);
-  handle.route = route;
-  handle.route.recv_src_idx = {};
-  Backend& executor = *runtime.executor();
-  runtime.launch(choices::number_selections, params, shape, scope);
-  executor.fill(handle.rows_at_owners.data(), 0xff, handle.rows_at_owners.view().bytes(), scope.stream());
-  if (arguments.copy_selections) {
-    executor.copy(handle.topk_idx.data(), arguments.topk_idx.data, arguments.topk_idx.bytes(), scope.stream());
-  }
-  return handle;
-}
-
 void dispatch_by_rails(ElasticDispatchResult& result, const ElasticDispatchArguments& arguments, DispatchArguments sent,
                        SentRows rows, const NormalMode& mode, CallScope& scope) {
   const bool fresh = arguments.handle == nullptr;
+  Runtime& runtime = mode.runtime;
   DispatchResult came = scope.inside([&] {
     if (fresh) {
       const DispatchLayout layout = mode.count(arguments.topk_idx, arguments.num_experts, scope);
@@ -310,7 +281,30 @@ void dispatch_by_rails(ElasticDispatchResult& result, const ElasticDispatchArgum
     if (!arguments.topk_weights) rows.topk_idx = {}, rows.rows.num_topk = 0;
     return mode.dispatch(sent, rows, scope);
   });
-  if (fresh) result.handle = number_rows(arguments, came, mode, scope);
+  if (fresh) {
+    constexpr int kMostBlocks = 128;
+    const DispatchHandle& route = came.handle;
+    NumberRowsParams params{};
+    params.wait = mode.common.wait;
+    NumberingParams& numbers = params.numbers;
+    const std::size_t shared_bytes = plan_numbering(numbers, arguments, false, route.num_recv_rows,
+                                                    std::min(runtime.policy().multiprocessors, kMostBlocks),
+                                                    runtime.warps(kernels::number_selections::kMaxThreads), runtime);
+    params.recv_topk_idx = indices_of(came.recv_topk_idx->view());
+    params.source = route.recv_src_idx.as<std::int32_t>();
+    params.ends = route.rank_prefix_matrix.as<std::int32_t>() + mode.common.grid.index();
+    params.ends_stride = mode.common.grid.width;
+    ElasticDispatchHandle& handle = result.handle =
+        make_tables(arguments, route.num_recv_rows, false, numbers, *mode.common.state, scope);
+    handle.route = route;
+    handle.route.recv_src_idx = {};
+    runtime.launch(choices::number_selections, params, {numbers.blocks, numbers.warps * 32, shared_bytes}, scope);
+    Backend& executor = *runtime.executor();
+    executor.fill(handle.rows_at_owners.data(), 0xff, handle.rows_at_owners.view().bytes(), scope.stream());
+    if (arguments.copy_selections) {
+      executor.copy(handle.topk_idx.data(), arguments.topk_idx.data, arguments.topk_idx.bytes(), scope.stream());
+    }
+  }
   result.num_recv_tokens_per_expert = std::move(came.num_recv_tokens_per_expert);
   SpreadRowsParams moving{};
   moving.rows = came.recv_x.as<std::byte>();
@@ -319,7 +313,7 @@ void dispatch_by_rails(ElasticDispatchResult& result, const ElasticDispatchArgum
   moving.weights = memory_of<std::uint32_t>(came.recv_topk_weights);
   moving.weight_stride = rows.rows.num_topk;
   make_results(result, arguments, moving, mode, scope);
-  spread_rows(moving, mode.runtime.policy(), mode.runtime, scope);
+  spread_rows(moving, runtime.policy(), runtime, scope);
   NormalMode::hand_out((fresh ? result.handle : *arguments.handle).route, scope);
 }
 

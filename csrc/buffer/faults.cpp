@@ -4,7 +4,6 @@
 #include <chrono>
 #include <thread>
 
-#include "csrc/executor/own_stream.hpp"
 #include "csrc/memory/executor_memory.hpp"
 #include "csrc/rdma/ring/failure.hpp"
 #include "csrc/support/format.hpp"
@@ -26,12 +25,10 @@ Faults::Faults(const CallContext& calls, int rank, int num_ranks, double timeout
       rank_(rank),
       timeout_s_(timeout_s),
       records_(pinned_memory<FaultRecord>(calls.executor, kRecords * sizeof(FaultRecord))),
-      abort_(device_memory<std::uint64_t>(calls.executor)),
+      abort_(device_copy<std::uint64_t>(calls.executor, {0, 0})),
       words_(std::move(words)),
       membership_(std::move(membership)),
-      abort_words_{abort_.get()},
       explain_(std::move(explain)) {
-  set_abort_words(0, calls_.comm_stream);
   if (words_ == nullptr) return;
   initial_.words = words_.get();
   initial_.rank = rank;
@@ -42,11 +39,11 @@ Faults::Faults(const CallContext& calls, int rank, int num_ranks, double timeout
   forget_verdicts();
 }
 
-WaitContext Faults::wait_context() const {
+WaitContext Faults::wait_context(bool low_latency) const {
   // The verdict comes at the deadline and names the rank at the end of the chain; a wait that hears of none ends later.
   const std::uint64_t timeout = timeout_ns(timeout_s_);
   const std::uint64_t for_the_verdict = control_ == nullptr ? 0 : timeout / 4;
-  return WaitContext{records_.get(), abort_.get(), timeout + for_the_verdict, control_.get()};
+  return WaitContext{records_.get(), abort_.get() + (low_latency ? 1 : 0), timeout + for_the_verdict, control_.get()};
 }
 
 void Faults::forget_verdicts() const { copy_now(*calls_.executor, control_.get(), &initial_, sizeof initial_); }
@@ -63,22 +60,20 @@ bool Faults::broken() const {
   return broken_ != nullptr || (written(fault) && breaks(fault));
 }
 
-void Faults::set_abort_words(std::uint8_t bytes, StreamHandle stream) const {
-  Executor& executor = *calls_.executor;
-  for (std::uint64_t* abort : abort_words_) executor.fill(abort, bytes, sizeof *abort, stream);
-  executor.synchronize(stream);
+void Faults::set_abort_words(std::uint64_t value, std::size_t words) const {
+  const std::uint64_t values[] = {value, value};
+  copy_now(*calls_.executor, abort_.get(), values, words * sizeof value);
 }
 
 void Faults::break_by_interruption() {
   broken_ = std::make_exception_ptr(Interrupted(fmt::format(
       "rank {}: a call was interrupted while it waited. The ranks no longer agree: destroy the buffer", rank_)));
   if (calls_.executor->device().kind == Device::Kind::cpu) {
-    for (std::uint64_t* abort : abort_words_) __atomic_store_n(abort, std::uint64_t{1}, __ATOMIC_RELEASE);
+    for (const int mode : {0, 1}) __atomic_store_n(abort_.get() + mode, std::uint64_t{1}, __ATOMIC_RELEASE);
     const InterruptScope ends_anyway([] { return false; });
     calls_.settle();
   } else {
-    const OwnStream beside(*calls_.executor);  // the kernel that waits is on the call's
-    set_abort_words(1, beside.get());
+    set_abort_words(1);
   }
   std::rethrow_exception(broken_);
 }
@@ -108,7 +103,7 @@ std::string Faults::describe_failure(int peer) const {
 
 void Faults::come_back() {
   if (broken() || !given_up()) return raise();
-  set_abort_words(0, calls_.comm_stream);
+  set_abort_words(0);
 }
 
 void Faults::raise() {
@@ -130,9 +125,7 @@ void Faults::raise(FaultRecord& fault) {
   if (fault.kind == FaultKind::overflow) break_by<OutOfMemory>(text);
   if (breaks(fault)) break_by<RankMismatch>(text);
   // Only normal mode's: where the others have masked this rank, that of low-latency calls stays until it comes back.
-  Executor& executor = *calls_.executor;
-  executor.fill(abort_.get(), 0, sizeof *abort_, calls_.comm_stream);
-  executor.synchronize(calls_.comm_stream);
+  set_abort_words(0, 1);
   fault = FaultRecord{};
   throw RankMismatch(text);
 }
@@ -141,13 +134,11 @@ void Faults::raise_timeout(const FaultRecord& fault) {
   const std::optional<int> lost = find_lost(fault.peer);
   const std::vector<int> gone = membership_ == nullptr ? std::vector<int>() : membership_->gone();
   std::string why;
-  if (lost) {
-    if (membership_->ended_by_error(*lost)) {
-      why = fmt::format("rank {} has ended the call, and its own error says why", *lost);
-      break_by<RankMismatch>(describe_fault(fault, rank_, timeout_s_, lost, why));
-    }
-    if (std::ranges::find(gone, *lost) != gone.end()) why = membership_->describe_end(*lost);
+  if (lost && membership_->ended_by_error(*lost)) {
+    why = fmt::format("rank {} has ended the call, and its own error says why", *lost);
+    break_by<RankMismatch>(describe_fault(fault, rank_, timeout_s_, lost, why));
   }
+  if (lost && std::ranges::find(gone, *lost) != gone.end()) why = membership_->describe_end(*lost);
   const std::string text = describe_fault(fault, rank_, timeout_s_, lost, why);
   // The rank waited for may itself wait for what was lost by a queue pair of this rank. With masking calls go on
   // without the peer, and a process that has ended takes its queue pairs along.

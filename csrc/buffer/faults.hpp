@@ -8,7 +8,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "csrc/buffer/call_scope.hpp"
 #include "csrc/control/membership.hpp"
@@ -40,8 +39,8 @@ class Faults {
       std::shared_ptr<const control::Membership> membership, bool masking,
       std::function<std::string()> explain = [] { return std::string(); });
 
-  /// For kernels: where they put faults on record, and how long they wait.
-  WaitContext wait_context() const;
+  /// For kernels: where they put faults on record, how long they wait, and which abort word ends their waits.
+  WaitContext wait_context(bool low_latency = false) const;
 
   /// In device memory; null without a control plane.
   ControlState* control() const { return control_.get(); }
@@ -73,8 +72,6 @@ class Faults {
   /// The caller does not want to wait any longer: kernels leave their waits, and this and every later call throws. On
   /// the CPU they have ended then: the caller's tensors may go away.
   [[noreturn]] void break_by_interruption();
-  /// In device memory: another word that ends waits, though nothing is on record.
-  void add_abort_word(std::uint64_t* abort) { abort_words_.push_back(abort); }
   /// The failure of the queue pairs to `peer`, or for this rank itself of its first ones that failed; empty: none. With
   /// a control plane.
   std::string describe_failure(int peer) const;
@@ -82,7 +79,7 @@ class Faults {
  private:
   [[noreturn]] void raise(FaultRecord& fault);
   [[noreturn]] void raise_timeout(const FaultRecord& fault);
-  void set_abort_words(std::uint8_t bytes, StreamHandle stream) const;
+  void set_abort_words(std::uint64_t value, std::size_t words = 2) const;
   /// Because of which other rank nothing comes of `waited_for`, which has been waited for in vain: the verdict, for
   /// which this waits a little.
   std::optional<int> find_lost(int waited_for) const;
@@ -93,12 +90,11 @@ class Faults {
   static constexpr std::size_t kRecords = 2;
   /// Pinned: [0] a fault that ended a call, [1] a note that none had to end for.
   std::shared_ptr<FaultRecord> records_;
-  std::shared_ptr<std::uint64_t> abort_;  ///< device memory: see WaitContext
+  std::shared_ptr<std::uint64_t> abort_;  ///< device memory, see WaitContext: of normal mode, of low-latency calls
   std::shared_ptr<ControlWords> words_;   ///< pinned; null without a control plane, as the two that follow
   std::shared_ptr<const control::Membership> membership_;
   std::shared_ptr<ControlState> control_;  ///< device memory
   ControlState initial_{};                 ///< what was there first
-  std::vector<std::uint64_t*> abort_words_;
   std::function<std::string()> explain_;
   std::exception_ptr broken_;  ///< what every later call throws; null: the buffer is not broken
 };

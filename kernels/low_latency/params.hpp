@@ -59,7 +59,6 @@ struct LowLatencyCounters {
 struct LowLatencyState {
   LowLatencyCounters counters[kLowLatencyKinds];
   CallCount barriers;
-  std::uint64_t abort;  ///< see WaitContext; of low-latency calls only
 };
 
 /// A rank's queue pairs to a peer, so that no two kernels that may run at once share one: for each lane one of each

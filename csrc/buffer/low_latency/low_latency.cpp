@@ -14,7 +14,6 @@ namespace deep_ep {
 LowLatency::LowLatency(Runtime& runtime) : runtime_(runtime) {
   const LowLatencyReach& reach = setup_.reach = runtime.plan().reach;
   state_ = runtime.zeroed_memory<LowLatencyState>();
-  runtime.faults().add_abort_word(&state_->abort);
   setup_.device = runtime.device();
   setup_.policy = runtime.policy();
   setup_.max_local_experts =
@@ -27,8 +26,7 @@ LowLatency::LowLatency(Runtime& runtime) : runtime_(runtime) {
   common.heaps = runtime.heap()->device_peers();
   common.window = runtime.layout().low_latency;
   common.state = state_.get();
-  common.wait = runtime.faults().wait_context();
-  common.wait.abort = &state_->abort;
+  common.wait = runtime.faults().wait_context(true);
   if (masks()) {
     common.wait.timeout_ns = kMostTimeouts * timeout_ns(runtime.timeout_s());
     common.mask = runtime.faults().control()->mask;

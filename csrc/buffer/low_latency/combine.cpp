@@ -33,7 +33,6 @@ int warps_per_row(const LowLatencyCombinePlan& plan, bool unreduced, const LowLa
   return std::min(plan.warps, few ? kGpuWarpsPerRowFew : kGpuWarpsPerRow);
 }
 
-/// Checks the overlap, and sets its signals.
 void set_overlap(LowLatencyCombineParams& params, const LowLatencyCombineArguments& arguments, bool unreduced,
                  const LowLatencySetup& setup) {
   const LowLatencyOverlap& overlap = *arguments.overlap;
@@ -49,7 +48,7 @@ void set_overlap(LowLatencyCombineParams& params, const LowLatencyCombineArgumen
     fail<Unsupported>(
         "overlap needs room for a row of each selection, max_tokens {} times top-k {} of {} each, in low_latency.bytes "
         "{}: make it larger",
-        params.max_tokens, int{params.num_topk}, format_bytes(params.row_bytes), setup.low_latency_bytes);
+        params.max_tokens, int{params.num_topk}, format_bytes(params.row_bytes), setup.common.window.bytes_of_calls());
   }
   check_range("overlap.signal_rows", overlap.signal_rows, 0, INT32_MAX);
   check_range("overlap.expected", overlap.expected, 1, INT32_MAX);
@@ -85,13 +84,11 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyCombinePlan& pla
   const bool plain = plan.posters == 0 && params.common.mask == nullptr;
   const bool by_two = plain && 2 * params.num_tokens <= sms - waiting;
   const int blocks_of_token = !receives(phase) ? (unreduced ? 0 : 1) : by_two ? 2 : 1;
-  LowLatencyPart part{.phase = phase};
-  part.working_blocks = std::clamp(std::max(to_push, params.num_tokens * blocks_of_token), 1, sms - waiting);
-  const int telling = plain && part.working_blocks < sms ? 1 : 0;
+  const int working = std::clamp(std::max(to_push, params.num_tokens * blocks_of_token), 1, sms - waiting);
+  const int telling = plain && working < sms ? 1 : 0;
   const CombineShared shared(Carver::without_memory(), params.common.num_ranks, plan.posters != 0 ? plan.warps : 0,
-                             groups * params.held_up(groups * part.working_blocks));
-  part.shape = {part.working_blocks + telling + plan.posters, plan.warps * 32, shared.bytes};
-  return part;
+                             groups * params.held_up(groups * working));
+  return {phase, {working + telling + plan.posters, plan.warps * 32, shared.bytes}, working};
 }
 
 void check_handle(const LowLatencyHandle& handle, const LowLatencySetup& setup) {

@@ -18,19 +18,16 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyDispatchPlan& pl
   const int to_send = sends(phase) ? std::max(params.num_tokens, 1) + 1 : 1;  // one block sends counts
   // Few rows are best spread over many SMs.
   const int to_receive = receives(phase) ? params.expert_rows() : 0;
-  LowLatencyPart part{.phase = phase};
-  part.working_blocks = std::min(std::max(to_send, to_receive), plan.most_working_blocks);
+  const int working = std::min(std::max(to_send, to_receive), plan.most_working_blocks);
   // One more block acknowledges the call before, if an SM is left for it.
-  const int telling = plan.posters == 0 && part.working_blocks < plan.most_working_blocks ? 1 : 0;
+  const int telling = plan.posters == 0 && working < plan.most_working_blocks ? 1 : 0;
   const bool by_rails = params.common.rail_width != 0;
   const device::low_latency::DispatchShared shared(
       Carver::without_memory(), ranks, params.num_experts(),
       sends(phase) ? params.row(by_rails, params.weighted).stage_bytes() : 0, plan.posters != 0 ? plan.warps : 0);
-  part.shape = {part.working_blocks + telling + plan.posters, plan.warps * 32, shared.bytes};
-  return part;
+  return {phase, {working + telling + plan.posters, plan.warps * 32, shared.bytes}, working};
 }
 
-/// Warps that receive a row together.
 int warps_per_row(const LowLatencyDispatchPlan& plan, const LowLatencySetup& setup) {
   const bool few = plan.params.expert_rows() <= plan.most_working_blocks;
   if (setup.on_gpu() && few) return plan.warps;  // no block has two rows
@@ -38,7 +35,6 @@ int warps_per_row(const LowLatencyDispatchPlan& plan, const LowLatencySetup& set
   return plan.warps % 2 == 0 && plan.warps >= 8 ? 2 : 1;
 }
 
-/// Checks arrival_counters, and sets their parameters.
 void set_arrivals(LowLatencyDispatchParams& params, const LowLatencyDispatchArguments& arguments,
                   const LowLatencySetup& setup) {
   const int step = arguments.arrival_rows;
@@ -62,7 +58,6 @@ void set_arrivals(LowLatencyDispatchParams& params, const LowLatencyDispatchArgu
                                                  DType::int64, {params.num_local_experts, params.arrival_words});
 }
 
-/// recv_x and, where the format has any, the scales.
 void want_rows(WantedTensors& wanted, LowLatencyDispatchResult& result, LowLatencyDispatchParams& params,
                const Device& device) {
   const std::int64_t blocks = params.num_local_experts, rows = params.expert_rows(), hidden = params.hidden;

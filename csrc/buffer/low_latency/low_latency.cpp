@@ -18,7 +18,6 @@ LowLatency::LowLatency(Runtime& runtime) : runtime_(runtime) {
   setup_.policy = runtime.policy();
   setup_.max_local_experts =
       std::min(runtime.options().max_local_experts, kMostLowLatencyExperts / runtime.num_ranks());
-  setup_.low_latency_bytes = runtime.options().low_latency.bytes;
   LowLatencyParams& common = setup_.common;
   common.rank = runtime.rank();
   common.num_ranks = runtime.num_ranks();

@@ -48,7 +48,6 @@ class LowLatency : public std::enable_shared_from_this<LowLatency> {
   /// The second, collective over `ranks`: all go on together, also with processes whose buffers are new.
   void resume_together(Bootstrap& ranks);
 
-  /// A line for Buffer::describe: also which ranks calls reach how, and over which NIC.
   std::string describe() const;
 
  private:

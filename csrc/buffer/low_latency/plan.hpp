@@ -26,7 +26,6 @@ struct LowLatencySetup {
   Device device;
   LaunchPolicy policy;
   int max_local_experts = 1;
-  std::size_t low_latency_bytes = 0;
   double nic_bytes_per_ns = 50;  ///< see rdma::AgreedWire
 
   bool on_gpu() const { return device.kind == Device::Kind::cuda; }
@@ -106,8 +105,6 @@ inline bool too_many_tokens(const LowLatencyDispatchArguments& arguments) {
 LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& arguments, const LowLatencySetup& setup);
 LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, const LowLatencySetup& setup);
 
-// What plans of dispatch and of combine have in common.
-
 /// Decides whether the call goes by rails, if it `may`. Its rows have so many bytes directly, and by rails.
 /// InvalidArgument if those of each rank do not fit the window.
 inline void choose_rails(bool may, LowLatencyCallParams& params, std::size_t direct_bytes, std::size_t rail_bytes,
@@ -137,7 +134,7 @@ inline void choose_rails(bool may, LowLatencyCallParams& params, std::size_t dir
   fail<InvalidArgument>(
       "max_tokens {} and hidden {} do not fit low_latency.bytes {}: there is room for {} tokens and {} of rows from "
       "each rank, this call has rows of {}, {} in all; Buffer::low_latency_bytes_hint says what is needed",
-      params.max_tokens, params.hidden, setup.low_latency_bytes, window.slots, format_bytes(window.source_bytes),
+      params.max_tokens, params.hidden, window.bytes_of_calls(), window.slots, format_bytes(window.source_bytes),
       format_bytes(row_bytes), format_bytes(needed(row_bytes)));
 }
 

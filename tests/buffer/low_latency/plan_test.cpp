@@ -26,9 +26,8 @@ LowLatencySetup low_latency_setup(bool rdma = false) {
   setup.device = {Device::Kind::cuda, 0};
   setup.policy = {.multiprocessors = 132, .max_shared_bytes = std::size_t{227} << 10};
   setup.max_local_experts = 64;
-  setup.low_latency_bytes = Buffer::low_latency_bytes_hint(128, 7168, 8, 256);
   setup.common.num_ranks = 8;
-  setup.common.window = LowLatencyWindow::make(0, setup.low_latency_bytes, 8, 64);
+  setup.common.window = LowLatencyWindow::make(0, Buffer::low_latency_bytes_hint(128, 7168, 8, 256), 8, 64);
   if (rdma) setup.common.peers = &kPeers;
   for (int far = 4; rdma && far < 8; ++far) setup.common.set_far(far);
   return setup;
@@ -110,9 +109,8 @@ TEST(LowLatencyPlan, TheHintSaysHowManyTokensFit) {
 /// On 128 nodes of 8 all blocks run side by side, those that post to a thousand ranks, too.
 TEST(LowLatencyPlan, AThousandRanks) {
   LowLatencySetup setup = low_latency_setup(true);
-  setup.low_latency_bytes = Buffer::low_latency_bytes_hint(128, 4096, 1024, 1024);
   setup.common.num_ranks = 1024;
-  setup.common.window = LowLatencyWindow::make(0, setup.low_latency_bytes, 1024, 64);
+  setup.common.window = LowLatencyWindow::make(0, Buffer::low_latency_bytes_hint(128, 4096, 1024, 1024), 1024, 64);
   for (int far = 8; far < 1024; ++far) setup.common.set_far(far);
   LowLatencyDispatchArguments arguments = dispatch_of(128, setup);
   arguments.x = TensorView::contiguous(kSomewhere, DType::bfloat16, {128, 4096}, setup.device);

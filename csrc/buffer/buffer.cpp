@@ -59,10 +59,9 @@ std::vector<int> Buffer::lost_ranks() const {
 
 Tensor Buffer::allocate_tensor(DType dtype, std::initializer_list<std::int64_t> shape, StreamHandle stream) {
   const BufferCall in(runtime_, "allocate_tensor");
-  Runtime& runtime = in.runtime();
-  const TensorView wanted = unplaced(runtime.device(), dtype, shape);
+  const TensorView wanted = unplaced(in->device(), dtype, shape);
   // There is no event here, so the caller's stream waits until the memory is free.
-  CallScope scope = runtime.begin({.stream = stream});
+  CallScope scope = in->begin({.stream = stream});
   if (scope.recording()) {
     throw InvalidArgument(
         "allocate_tensor: the stream is being recorded into a CUDA graph, allowed: before that begins");
@@ -70,7 +69,7 @@ Tensor Buffer::allocate_tensor(DType dtype, std::initializer_list<std::int64_t> 
   const std::vector<Tensor> made = scope.tensors({&wanted, 1}, true);
   if (made.empty()) {
     fail<OutOfMemory>("{} does not fit the heap of {}: raise heap_bytes or drop received tensors earlier",
-                      wanted.describe(), format_bytes(runtime.options().heap_bytes));
+                      wanted.describe(), format_bytes(in->options().heap_bytes));
   }
   scope.hand_out({&made.front()});
   scope.finish();
@@ -79,9 +78,8 @@ Tensor Buffer::allocate_tensor(DType dtype, std::initializer_list<std::int64_t> 
 bool Buffer::in_heap(const ConstTensorView& tensor) const { return alive(runtime_, "in_heap").in_heap(tensor); }
 TensorView Buffer::local_memory() const {
   const BufferCall in(runtime_, "local_memory");
-  const Runtime& runtime = in.runtime();
-  const auto bytes = static_cast<std::int64_t>(runtime.heap()->bytes() - runtime.layout().window_at());
-  return TensorView::contiguous(runtime.window(), DType::uint8, {bytes}, runtime.device());
+  const auto bytes = static_cast<std::int64_t>(in->heap()->bytes() - in->layout().window_at());
+  return TensorView::contiguous(in->window(), DType::uint8, {bytes}, in->device());
 }
 
 void Buffer::suspend() {

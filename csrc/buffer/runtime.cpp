@@ -32,10 +32,6 @@ void check_atomics(const Backend& executor, const NodeMembership& nodes, std::sp
   }
 }
 
-bool of_one_network(std::span<const ProcessIdentity> processes) {
-  return std::ranges::all_of(processes, [&](const auto& one) { return one.same_network(processes.front()); });
-}
-
 }  // namespace
 
 Runtime::Runtime(const std::shared_ptr<Bootstrap>& bootstrap, std::shared_ptr<Executor> executor,
@@ -61,17 +57,19 @@ void Runtime::make(const std::shared_ptr<Backend>& backend, const BufferOptions&
               1 << 14, INT32_MAX);
   policy_ = share_device(backend->policy(), identity, agreed.devices);
 
-  comm_stream_ = options().comm_stream;
+  StreamHandle comm_stream = options().comm_stream;
   executor_ = backend;
-  if (comm_stream_ == nullptr) {
-    comm_stream_ = backend->create_stream();
+  if (comm_stream == nullptr) {
+    comm_stream = backend->create_stream();
     // The stream stays as long as anything that recorded work there: tensors may outlive the buffer.
-    executor_ = {backend.get(), [backend, stream = comm_stream_](Backend*) { backend->destroy_stream(stream); }};
+    executor_ = {backend.get(), [backend, comm_stream](Backend*) { backend->destroy_stream(comm_stream); }};
   }
+  const auto near_first = [&](const ProcessIdentity& process) { return process.same_network(processes_.front()); };
   control_words_ = pinned_memory<ControlWords>(executor_);
-  membership_ = control::Membership::join(
-      control::Plane::of_process(), *bootstrap_, *control_words_,
-      {.timeout_s = timeout_s(), .masks = options().low_latency.masking, .by_tcp = !of_one_network(processes_)});
+  membership_ = control::Membership::join(control::Plane::of_process(), *bootstrap_, *control_words_,
+                                          {.timeout_s = timeout_s(),
+                                           .masks = options().low_latency.masking,
+                                           .by_tcp = !std::ranges::all_of(processes_, near_first)});
   if (membership_ != nullptr) end_waits_for_the_gone();
 
   const auto bytes_for = [&](std::span<const int> domains) {
@@ -89,7 +87,7 @@ void Runtime::make(const std::shared_ptr<Backend>& backend, const BufferOptions&
   const std::shared_ptr<std::byte> for_tensors(heap_, heap_->local() + layout().arena_at());
   auto arena = std::make_shared<Arena>(executor_, for_tensors, heap_->bytes() - layout().arena_at());
   calls_ = CallContext{.executor = executor_,
-                       .comm_stream = comm_stream_,
+                       .comm_stream = comm_stream,
                        .arena = std::move(arena),
                        .result_tensors = options().result_tensors};
   faults_.emplace(*calls_, rank(), num_ranks(), timeout_s(), membership_ == nullptr ? nullptr : control_words_,
@@ -170,7 +168,7 @@ std::vector<bool> Runtime::check_replaced(const Bootstrap& group, std::span<cons
   if (uses_rdma()) {
     throw Unsupported("replace_ranks: RDMA reaches ranks of this buffer, allowed: ranks of one node");
   }
-  if (executor_->is_capturing(comm_stream_)) {
+  if (executor_->is_capturing(comm_stream())) {
     throw InvalidArgument("replace_ranks: calls are being recorded into a CUDA graph, and the host waits for calls");
   }
   if (group.rank() != rank() || group.size() != num_ranks()) {
@@ -221,7 +219,7 @@ void Buffer::replace_ranks(const std::shared_ptr<Bootstrap>& group, std::span<co
     mode.begin_resume();
     const AgreedOptions agreed = agree_on_options(*exchanges, in->options(), in->executor()->identity());
     in->check_newcomers(agreed, is_new);
-    in->membership()->replace(*exchanges, !of_one_network(agreed.processes));
+    in->membership()->replace(*exchanges);
     in->heap()->admit(*exchanges, is_new);
     exchanges->barrier();
     mode.resume_together(*exchanges);

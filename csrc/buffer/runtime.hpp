@@ -58,7 +58,7 @@ class Runtime {
     return on_gpu() ? most_threads / 32 : std::min(policy_.warps_per_block, most_threads / 32);
   }
   /// For set-up and tear-down, where the host waits. Calls choose their streams: see CallScope.
-  StreamHandle comm_stream() const { return comm_stream_; }
+  StreamHandle comm_stream() const { return calls_->comm_stream; }
 
   const std::shared_ptr<SymmetricHeap>& heap() const { return heap_; }
   const HeapLayout& layout() const { return plan_.layout; }
@@ -90,8 +90,8 @@ class Runtime {
   template <class T>
   std::shared_ptr<T> zeroed_memory(std::size_t bytes = sizeof(T)) const {
     auto memory = device_memory<T>(executor_, bytes);
-    executor_->fill(memory.get(), 0, bytes, comm_stream_);
-    executor_->synchronize(comm_stream_);
+    executor_->fill(memory.get(), 0, bytes, comm_stream());
+    executor_->synchronize(comm_stream());
     return memory;
   }
 
@@ -126,7 +126,6 @@ class Runtime {
   std::shared_ptr<ControlWords> control_words_;  ///< pinned
   std::shared_ptr<control::Membership> membership_;
   LaunchPolicy policy_;
-  StreamHandle comm_stream_ = nullptr;
   BufferPlan plan_;
   std::shared_ptr<SymmetricHeap> heap_;
   std::optional<CallContext> calls_;

@@ -173,8 +173,8 @@ void Membership::resume() {
   say();
 }
 
-void Membership::replace(Bootstrap& bootstrap, bool by_tcp) {
-  const std::vector<ProcessInfo> ranks = exchange_infos(*plane_, bootstrap, by_tcp, true);
+void Membership::replace(Bootstrap& bootstrap) {
+  const std::vector<ProcessInfo> ranks = exchange_infos(*plane_, bootstrap, false, true);
   std::unique_lock lock(plane_->mutex_);
   begin(ranks[0].buffer, ranks);
   plane_->connect(*this, lock);

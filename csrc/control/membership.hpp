@@ -75,9 +75,9 @@ class Membership {
   bool joined_later() const {
     return std::ranges::any_of(ranks_, [](const Rank& rank) { return rank.info.was_there != 0; });
   }
-  /// Collective with join() in the new processes: all begin anew, as a buffer of another number. Kernels go on without
-  /// the ranks that were lost, until resume().
-  void replace(Bootstrap& bootstrap, bool by_tcp);
+  /// Collective with join() in the new processes, which are all of this network namespace: all begin anew, as a buffer
+  /// of another number. Kernels go on without the ranks that were lost, until resume().
+  void replace(Bootstrap& bootstrap);
   /// "rank 3 (process 77 on node-a)"
   std::string describe_process(int rank) const;
   /// Waits, for a moment, until the process of `rank` is known to have ended, or to have left: true.

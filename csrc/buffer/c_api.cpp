@@ -108,12 +108,6 @@ std::optional<deep_ep::ConstTensorView> optional_view(const deep_ep_tensor* tens
   return view_of(tensor, name, buffer);
 }
 
-const deep_ep::DispatchHandle& handle_of(const deep_ep_result* dispatched) {
-  const deep_ep::DispatchHandle& handle = given(dispatched, "dispatched").dispatched.handle;
-  if (!handle.destination_row.defined()) throw InvalidArgument("dispatched is no result of deep_ep_dispatch");
-  return handle;
-}
-
 std::shared_ptr<deep_ep::Bootstrap> bootstrap_of(const deep_ep_options& options) {
   given(options.all_gather, "options->all_gather");
   return deep_ep::make_callback_bootstrap(
@@ -125,14 +119,12 @@ std::shared_ptr<deep_ep::Bootstrap> bootstrap_of(const deep_ep_options& options)
       });
 }
 
-/// The result of `call` of the buffer, which fills it, in `*result`.
+/// The result of `call` of the buffer in `*result`.
 template <class Call>
 deep_ep_status result_of(deep_ep_buffer* buffer, deep_ep_result** result, Call call) noexcept {
   return status_of([&] {
     given(result, "result") = nullptr;
-    auto made = std::make_unique<deep_ep_result>();
-    call(given(buffer, "buffer").buffer, *made);
-    *result = made.release();
+    *result = new deep_ep_result(call(given(buffer, "buffer").buffer));
   });
 }
 
@@ -180,7 +172,7 @@ deep_ep_status deep_ep_synchronize(deep_ep_buffer* buffer) {
 
 deep_ep_status deep_ep_dispatch(deep_ep_buffer* buffer, const deep_ep_dispatch_arguments* arguments, void* stream,
                                 deep_ep_result** result) {
-  return result_of(buffer, result, [&](deep_ep::Buffer& of, deep_ep_result& made) {
+  return result_of(buffer, result, [&](deep_ep::Buffer& of) {
     const auto theirs = known(arguments, "arguments");
     const deep_ep::CallOptions call{.stream = stream};
     deep_ep::DispatchArguments mine{.x = view_of(&theirs.x, "x", of),
@@ -190,30 +182,32 @@ deep_ep_status deep_ep_dispatch(deep_ep_buffer* buffer, const deep_ep_dispatch_a
                                     .num_worst_tokens = theirs.num_worst_tokens};
     const auto layout = of.get_dispatch_layout(*mine.topk_idx, theirs.num_experts, call);
     mine.use(layout);
-    made.dispatched = of.dispatch(mine, call);
+    return deep_ep_result{.dispatched = of.dispatch(mine, call)};
   });
 }
 
 deep_ep_status deep_ep_cached_dispatch(deep_ep_buffer* buffer, const deep_ep_result* dispatched,
                                        const deep_ep_tensor* x, void* stream, deep_ep_result** result) {
-  return result_of(buffer, result, [&](deep_ep::Buffer& of, deep_ep_result& made) {
-    made.dispatched = of.dispatch({.x = view_of(x, "x", of), .handle = &handle_of(dispatched)}, {.stream = stream});
+  return result_of(buffer, result, [&](deep_ep::Buffer& of) {
+    const deep_ep::DispatchArguments mine{.x = view_of(x, "x", of),
+                                          .handle = &given(dispatched, "dispatched").dispatched.handle};
+    return deep_ep_result{.dispatched = of.dispatch(mine, {.stream = stream})};
   });
 }
 
 deep_ep_status deep_ep_combine(deep_ep_buffer* buffer, const deep_ep_result* dispatched, const deep_ep_tensor* x,
                                const deep_ep_tensor* topk_weights, void* stream, deep_ep_result** result) {
-  return result_of(buffer, result, [&](deep_ep::Buffer& of, deep_ep_result& made) {
+  return result_of(buffer, result, [&](deep_ep::Buffer& of) {
     const deep_ep::CombineArguments mine{.x = view_of(x, "x", of),
-                                         .handle = &handle_of(dispatched),
+                                         .handle = &given(dispatched, "dispatched").dispatched.handle,
                                          .topk_weights = optional_view(topk_weights, "topk_weights", of)};
-    made.combined = of.combine(mine, {.stream = stream});
+    return deep_ep_result{.combined = of.combine(mine, {.stream = stream})};
   });
 }
 
 deep_ep_status deep_ep_low_latency_dispatch(deep_ep_buffer* buffer, const deep_ep_low_latency_arguments* arguments,
                                             void* stream, deep_ep_result** result) {
-  return result_of(buffer, result, [&](deep_ep::Buffer& of, deep_ep_result& made) {
+  return result_of(buffer, result, [&](deep_ep::Buffer& of) {
     const auto theirs = known(arguments, "arguments");
     using Format = deep_ep::LowLatencyFormat;
     const deep_ep::LowLatencyDispatchArguments mine{.x = view_of(&theirs.x, "x", of),
@@ -221,7 +215,7 @@ deep_ep_status deep_ep_low_latency_dispatch(deep_ep_buffer* buffer, const deep_e
                                                     .max_tokens = theirs.max_tokens,
                                                     .num_experts = theirs.num_experts,
                                                     .format = theirs.use_fp8 == 0 ? Format::bf16 : Format::fp8};
-    made.low_latency = of.low_latency_dispatch(mine, {.stream = stream});
+    return deep_ep_result{.low_latency = of.low_latency_dispatch(mine, {.stream = stream})};
   });
 }
 
@@ -231,12 +225,10 @@ deep_ep_status deep_ep_low_latency_combine(deep_ep_buffer* buffer, const deep_ep
                                            void* stream) {
   return status_of([&] {
     auto& of = given(buffer, "buffer").buffer;
-    const deep_ep::LowLatencyDispatchResult& before = given(dispatched, "dispatched").low_latency;
-    if (!before.recv_x.defined()) throw InvalidArgument("dispatched is no result of deep_ep_low_latency_dispatch");
     const deep_ep::LowLatencyCombineArguments mine{.x = view_of(x, "x", of),
                                                    .topk_idx = view_of(topk_idx, "topk_idx", of),
                                                    .topk_weights = view_of(topk_weights, "topk_weights", of),
-                                                   .handle = &before.handle,
+                                                   .handle = &given(dispatched, "dispatched").low_latency.handle,
                                                    .out = view_of(out, "out", of)};
     of.low_latency_combine(mine, {.stream = stream});
   });

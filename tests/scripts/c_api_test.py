@@ -135,6 +135,8 @@ class OneRank(unittest.TestCase):
         self.assertEqual(ctypes.string_at(sums.data, 2 * self.T * self.H), bytes(2 * self.H) + self.x[self.H :].tobytes())
         self.assertEqual(ctypes.string_at(weights.data, 4 * self.T * self.K), bytes(8) + self.weights[2:].tobytes())
         self.assertIsNone(library.deep_ep_result_tensor(combined, 0).data)
+        wrong = library.deep_ep_combine(self.buffer, combined, ctypes.byref(back), None, None, ctypes.byref(Handle()))
+        self.assertIn("handle is missing or empty", refused(wrong))
         for result in (again, combined, dispatched, None):
             library.deep_ep_release(result)
 
@@ -162,7 +164,7 @@ class OneRank(unittest.TestCase):
         self.assertIn("result is NULL", refused(library.deep_ep_dispatch(self.buffer, ctypes.byref(self.arguments), None, None)))
         place, x = Handle(1), ctypes.byref(self.arguments.x)
         same = library.deep_ep_low_latency_combine(self.buffer, dispatched, x, x, x, x, None)
-        self.assertIn("dispatched is no result of deep_ep_low_latency_dispatch", refused(same))
+        self.assertIn("needs low-latency memory", refused(same))
         self.assertIn("dispatched is NULL", refused(library.deep_ep_combine(self.buffer, None, x, None, None, ctypes.byref(place))))
         self.assertFalse(place, "nothing is left in the result")
         library.deep_ep_release(dispatched)

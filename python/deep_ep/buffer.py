@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any, Callable, List, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Callable, Optional, Sequence, Set, Tuple, Union
 
 import torch
 
@@ -131,7 +130,6 @@ class Buffer(NativeOwner):
         self.low_latency_mode: bool = low_latency_mode
         self.explicitly_destroy: bool = explicitly_destroy
         self.enable_shrink: bool = enable_shrink
-        self._combine_rows: List[torch.Tensor] = []  # memory of combine buffers, of the largest last
 
         memory = max(num_nvl_bytes, _SMALLEST_HEAP)
         self._make(
@@ -556,19 +554,17 @@ class Buffer(NativeOwner):
 
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> torch.Tensor:
         """The tensor ``[L, R * M, H]`` bfloat16, contiguous, whose rows a combine with ``zero_copy=True`` sends. Fill
-        it between dispatch and combine, on the combine's stream. All handles share its memory, which grows with them;
-        what it was before stays, as recorded graphs may name it."""
+        it between dispatch and combine, on the combine's stream. It lives as long as the handle's ``src_info``."""
+        self._check_alive()
         if not isinstance(handle, tuple):
             raise TypeError(f"handle is of type {type_name(handle)}, expected the tuple that low_latency_dispatch returned")
         if len(handle) != 5:
             raise ValueError(f"handle has {len(handle)} elements, expected the tuple of 5 that low_latency_dispatch returned")
         src_info, _, tokens, hidden, experts = handle
         shape = experts // self.group_size, self.group_size * tokens, hidden
-        size = math.prod(shape)
-        if not self._combine_rows or self._combine_rows[-1].numel() < size:
+        if getattr(getattr(src_info, "combine_buffer", None), "shape", None) != shape:
             with torch.inference_mode(False):
-                self._combine_rows.append(src_info.new_empty(size, dtype=torch.bfloat16))
-        src_info.combine_buffer = self._combine_rows[-1][:size].view(shape)
+                src_info.combine_buffer = src_info.new_empty(shape, dtype=torch.bfloat16)
         return src_info.combine_buffer
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:

@@ -90,11 +90,14 @@ class NativeOwner:
 
     def get_comm_stream(self) -> torch.cuda.Stream:
         """The communication stream. A buffer on the CPU has none."""
-        if self.runtime is None:
-            raise UseAfterDestroy("the buffer was used after destroy")
+        self._check_alive()
         if self._comm_stream is None:
             raise RuntimeError("get_comm_stream: the buffer is on the CPU, where calls do not use a CUDA stream")
         return self._comm_stream
+
+    def _check_alive(self) -> None:
+        if self.runtime is None:
+            raise UseAfterDestroy("the buffer was used after destroy")
 
     def _event(self, event: Optional[EventHandle], *inputs: Any) -> EventOverlap:
         """Of a call with these inputs (tensors, tuples of such, others), whose memory is not reused before the communication

@@ -8,11 +8,13 @@ from common import ranks_a_node
 from low_latency_calls import M, combine, dispatch, ll_case, make_buffer, outputs_of
 from test_errors import refused
 
+from deep_ep.errors import UseAfterDestroy
+
 
 @on_ranks(3)
 def test_zero_copy(group):
-    """A larger handle makes the combine buffer a larger one: rows in the one that came before are still those."""
-    buffer = make_buffer(group)
+    """Each handle has a combine buffer of its own, which ``get_next_low_latency_combine_buffer`` returns again."""
+    buffer = make_buffer(group, explicitly_destroy=True)
     rank = buffer.rank
     case = ll_case([M, 3, 5][: buffer.group_size])
     outputs = outputs_of(case)
@@ -22,20 +24,19 @@ def test_zero_copy(group):
     assert rows.shape == outputs[rank].shape and rows.dtype == torch.bfloat16
     rows[:, :, :] = outputs[rank]
     larger = (*dispatch(buffer, case)[2][:3], 2 * small[3], small[4])
-    grown = buffer.get_next_low_latency_combine_buffer(larger)
-    assert grown.data_ptr() != rows.data_ptr() and grown.numel() == 2 * rows.numel()
-    grown.fill_(1e30)
+    other = buffer.get_next_low_latency_combine_buffer(larger)
+    assert other.data_ptr() != rows.data_ptr() and other.numel() == 2 * rows.numel()
+    other.fill_(1e30)
     assert torch.equal(combine(buffer, case, rows, small, zero_copy=True)[0], wanted), "the tensor that came"
     look_alike = torch.full_like(rows, 1e30)
     assert torch.equal(combine(buffer, case, look_alike, small, zero_copy=True)[0], wanted), "the handle's tensor"
-    last = buffer.get_next_low_latency_combine_buffer(small)
-    last[:, :, :] = outputs[rank]
-    rows.fill_(1e30)
-    assert torch.equal(combine(buffer, case, look_alike, small, zero_copy=True)[0], wanted), "the handle's last tensor"
+    assert buffer.get_next_low_latency_combine_buffer(small) is rows
     refused(
         (ValueError, "zero_copy", lambda: combine(buffer, case, outputs[rank], small, zero_copy=True, use_logfmt=True)),
         (ValueError, "^x .* must look like", lambda: combine(buffer, case, outputs[rank][:, 1:], small, zero_copy=True)),
     )
+    buffer.destroy()
+    refused((UseAfterDestroy, "after destroy", lambda: buffer.get_next_low_latency_combine_buffer(small)))
 
 
 @pytest.mark.parametrize("ranks_per_node, shrink", [(0, False), (2, True)])

@@ -14,7 +14,7 @@ from typing import Any, Dict, Optional
 import torch
 
 from . import _native
-from .errors import UseAfterDestroy, WrongUse
+from .errors import Error, UseAfterDestroy, WrongUse
 from .exchanges import bootstrap_of, device_of, is_communicator, rank_and_size, timeout_s as timeout_of_exchanges
 from .ranges import with_ranges
 from .results import Results
@@ -138,7 +138,7 @@ def metrics() -> Dict[str, Any]:
     buffers = []
     for native in [each() for each in _made.valuerefs()]:  # at once: another thread may be making a buffer
         if native is not None:
-            with contextlib.suppress(UseAfterDestroy):
+            with contextlib.suppress(Error):  # it has ended, or is the parent's of this forked child
                 found = native.metrics()
                 found["handlers"] = sorted(set(re.findall(r"handler (\w+)", found.pop("description"))))
                 buffers.append(found)

@@ -168,6 +168,7 @@ if child == 0:
             os._exit(1)
         except RuntimeError as error:
             assert "forked" in str(error), error
+    assert deep_ep.metrics()["buffers"] == []
     del dropped, layout
     sys.exit(7)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

@@ -215,14 +215,11 @@ class Buffer(NativeOwner):
 
     @staticmethod
     def get_dispatch_config(num_ranks: int) -> Config:
-        """What ``dispatch`` uses without ``config``: ``Buffer.num_sms``, for any number of ranks."""
+        """What ``dispatch`` and ``combine`` use without ``config``: ``Buffer.num_sms``, for any number of ranks."""
         integer("num_ranks", num_ranks, 1)
         return Config(Buffer.num_sms)
 
-    @staticmethod
-    def get_combine_config(num_ranks: int) -> Config:
-        """What ``combine`` uses without ``config``, see ``get_dispatch_config``."""
-        return Buffer.get_dispatch_config(num_ranks)
+    get_combine_config = get_dispatch_config
 
     def get_local_buffer_tensor(
         self,
@@ -518,8 +515,6 @@ class Buffer(NativeOwner):
         overlapping = None
         if overlap:
             signals, rows, expected, sms = None, 0, 1, 32
-            if not return_recv_hook or async_finish:
-                raise WrongUse("overlap=True needs return_recv_hook=True and async_finish=False")
             if comp_signal is not None and src_signals is not None:
                 raise InvalidArgument("comp_signal and src_signals are both given, allowed: one of them")
             if comp_signal is not None:

@@ -39,8 +39,6 @@ def rank_and_size(group: Any) -> Tuple[int, int]:
     except (AttributeError, TypeError):
         kinds = "a torch.distributed process group or an mpi4py communicator"
         raise TypeError(f"group is of type {type_name(group)}, expected {kinds}") from None
-    if not 0 <= rank < size:
-        raise InvalidArgument(f"the rank of this process in group is {rank}, allowed: 0 to {size - 1}")
     return rank, size
 
 

@@ -39,7 +39,7 @@ def test_wrong_types_before_any_call():
         (TypeError, "num_nvl_bytes is 1000000.0", lambda: Buffer(None, 1e6, comm=Alone)),
         (TypeError, "group is of type str", lambda: Buffer("group")),
         (TypeError, "group is of type int", lambda: Buffer(None, comm=3)),
-        (ValueError, "rank of this process in group is -1, allowed: 0 to 0", lambda: Buffer(None, comm=outside)),
+        (ValueError, "rank is -1, allowed: 0 to 0", lambda: Buffer(None, comm=outside)),
         (
             TypeError,
             "allow_nvlink_for_low_latency is of type str, expected True or False",

@@ -69,7 +69,7 @@ def test_overlap(group):
 
     signals = signals_of(x, 64)
     for options, text in (
-        (dict(src_signals=signals), "return_recv_hook"),
+        (dict(src_signals=signals, src_signal_expect_value=1), "return_recv_hook"),
         (dict(return_recv_hook=True, comp_signal=signals, src_signals=signals), "both given"),
         (dict(return_recv_hook=True, packed_recv_count=count), "comp_signal"),
         (dict(return_recv_hook=True, comp_signal=signals, threshold=0), "threshold is 0"),

@@ -40,12 +40,6 @@ class ArgumentReader {
   /// All arguments, for what must keep them.
   const py::tuple& given() const { return given_; }
 
- private:
-  py::handle next() {
-    PyObject* const object = PyTuple_GetItem(given_.ptr(), next_++);
-    if (object == nullptr) throw py::error_already_set();
-    return object;
-  }
   /// Rows of any element type, or their scales.
   static void read(py::handle object, const char* name, TensorArgument& place) { place = borrow(object, name); }
   template <class View>
@@ -72,25 +66,26 @@ class ArgumentReader {
   /// Numbers, truth values and Python's own containers.
   template <class T>
   static void read(py::handle object, const char* name, T& place) {
+    constexpr bool is_bool = std::is_same_v<T, bool>, is_integer = std::is_integral_v<T> && !is_bool;
     py::detail::make_caster<T> caster;
-    if (!caster.load(object, true)) wrong_type(object, name, expected_text<T>());
-    place = py::detail::cast_op<T>(std::move(caster));
-  }
-  /// The forms in which a value of type T may be given, in words.
-  template <class T>
-  static constexpr const char* expected_text() {
-    if constexpr (std::is_same_v<T, bool>) return "True or False";
-    if constexpr (std::is_integral_v<T>) return kInteger;
-    return "a tuple";
-  }
-  [[noreturn]] static void wrong_type(py::handle object, const char* name, const std::string& expected) {
-    if (PyLong_Check(object.ptr()) && expected == kInteger) {
+    if (!caster.load(object, true)) {
+      if (!is_integer || !PyLong_Check(object.ptr())) {
+        wrong_type(object, name, is_bool ? "True or False" : is_integer ? "an integer" : "a tuple");
+      }
       throw InvalidArgument(fmt::format("{} is {}, which is out of range", name, std::string(py::str(object))));
     }
-    throw py::type_error(fmt::format("{} is of type {}, expected {}", name, Py_TYPE(object.ptr())->tp_name, expected));
+    place = py::detail::cast_op<T>(std::move(caster));
   }
 
-  static constexpr const char* kInteger = "an integer";
+ private:
+  py::handle next() {
+    PyObject* const object = PyTuple_GetItem(given_.ptr(), next_++);
+    if (object == nullptr) throw py::error_already_set();
+    return object;
+  }
+  [[noreturn]] static void wrong_type(py::handle object, const char* name, const char* expected) {
+    throw py::type_error(fmt::format("{} is of type {}, expected {}", name, Py_TYPE(object.ptr())->tp_name, expected));
+  }
 
   const py::tuple& given_;
   py::ssize_t next_ = 0;

@@ -142,9 +142,7 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
     options.comm_stream = reinterpret_cast<StreamHandle>(comm_stream);
     options.result_tensors = make_framework_results(std::move(results));
     const auto set = [&]<class T>(const char* name, T& place) {
-      if (!given.contains(name)) return;
-      const auto value = py::make_tuple(py::object(given[name]));
-      ArgumentReader{value}(name, place);
+      if (given.contains(name)) ArgumentReader::read(given[name], name, place);
     };
     set("memory", options.heap_bytes);  // of received tensors
     set("window_bytes", options.window_bytes);

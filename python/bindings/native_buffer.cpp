@@ -189,7 +189,11 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
     });
     try {
       auto result = work(buffer, options);
-      if (on_cpu()) settle(buffer);
+      if (on_cpu()) {
+        buffer.check();
+        const py::gil_scoped_acquire gil;
+        let_go_of_leftovers();
+      }
       return result;
     } catch (const Interrupted&) {
       if (!raised) throw;
@@ -519,17 +523,6 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   }
   /// None without `receive`.
   py::object hook_object(std::function<void()> receive);
-  /// Waits for what is enqueued, or until the user interrupts it.
-  void settle(Buffer& buffer) {
-    try {
-      executor_->synchronize(nullptr);
-    } catch (const Interrupted&) {
-      // The check that follows ends the call.
-    }
-    buffer.check();
-    const py::gil_scoped_acquire gil;
-    let_go_of_leftovers();
-  }
   void let_go_of_leftovers() { const auto ended = std::exchange(leftovers_, {}); }
 
   void end(bool with_peers) {

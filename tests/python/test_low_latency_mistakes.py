@@ -18,7 +18,7 @@ def test_handles(group):
     case = ll_case([M] * buffer.group_size)
     handle = dispatch(buffer, case)[2]
     outputs = outputs_of(case)
-    rebuilt = (handle[0], handle[1].clone(), handle[2], 256, handle[4])
+    rebuilt = (handle[0], handle[1].clone(), handle[2], 256, None)  # combine reads the first element alone
     half = [output[:, :, :256].contiguous() for output in outputs]
     back, _, _ = combine(buffer, case, half[rank], rebuilt)
     reference.close(back, reference.combined(case, rank, half))
@@ -34,8 +34,6 @@ def test_handles(group):
     src_info, layout_range, *shape = handle
     for wrong, kind, text in (
         ((src_info.clone(), layout_range, *shape), ValueError, r"handle\[0\].*copy"),
-        ((src_info, layout_range, M + 1, 512, 12), ValueError, r"handle\[2\]"),
-        ((src_info, layout_range, M, 512.0, 12), TypeError, r"handle\[3\]"),
         ((src_info, layout_range), ValueError, "handle has 2"),
         (([1], layout_range, *shape), TypeError, r"handle\[0\]"),
     ):

@@ -546,18 +546,11 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
 /// The hook of a low-latency call with return_recv_hook. The library keeps all that the receive part needs, also when
 /// the hook is dropped.
 struct ReceiveHook {
-  std::shared_ptr<NativeBuffer> buffer;  ///< none once the hook was called, which does nothing then
+  std::shared_ptr<NativeBuffer> buffer;
   std::function<void()> receive;
 
   void operator()() {
-    const std::shared_ptr<NativeBuffer> called = std::exchange(buffer, nullptr);
-    if (!called) return;
-    try {
-      called->run({}, [&](Buffer&, const CallOptions&) { return receive(), true; });
-    } catch (...) {
-      buffer = called;  // it may be called again
-      throw;
-    }
+    buffer->run({}, [&](Buffer&, const CallOptions&) { return receive(), true; });
   }
 };
 

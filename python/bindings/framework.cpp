@@ -260,8 +260,9 @@ dlpack::DataType look_at_attributes(py::handle object, const char* name, TensorV
   return {dlpack::kOpaque, static_cast<std::uint8_t>(8 * object.attr("element_size")().cast<int>()), 1};
 }
 
-/// A tensor of the framework, without the questions that take long.
-TensorArgument look(py::handle object, const char* name) {
+}  // namespace
+
+TensorArgument borrow(py::handle object, const char* name) {
   if (!PyObject_TypeCheck(object.ptr(), torch().tensor_type)) {
     throw py::type_error(
         fmt::format("{} is of type {}, expected a torch.Tensor", name, Py_TYPE(object.ptr())->tp_name));
@@ -298,6 +299,8 @@ TensorArgument look(py::handle object, const char* name) {
   return argument;
 }
 
+namespace {
+
 /// Shape, strides and type. Calls ask for the same few over and over, and making the numbers of a tuple takes half as
 /// long as a tensor. Tensors without elements get one, as PyTorch gives them no address.
 py::tuple arguments_of_empty(const TensorSpec& wanted) {
@@ -317,13 +320,13 @@ TensorArgument empty(const TensorSpec& wanted) {
   const py::handle quick =
       wanted.device.kind == deep_ep::Device::Kind::cuda ? torch().quick_empty_on_gpu : torch().quick_empty_on_cpu;
   if (torch().exchange != nullptr && quick) {
-    TensorArgument made = look(checked(PyObject_CallObject(quick.ptr(), arguments.ptr())), "a result");
+    TensorArgument made = borrow(checked(PyObject_CallObject(quick.ptr(), arguments.ptr())), "a result");
     // It is made for the current GPU, which the end of some other object may just have changed.
     if (made.view.device == wanted.device) return made;
   }
-  return look(torch().empty_strided(arguments[0], arguments[1], py::arg("dtype") = arguments[2],
-                                    py::arg("device") = to_string(wanted.device)),
-              "a result");
+  return borrow(torch().empty_strided(arguments[0], arguments[1], py::arg("dtype") = arguments[2],
+                                      py::arg("device") = to_string(wanted.device)),
+                "a result");
 }
 
 }  // namespace
@@ -332,24 +335,6 @@ TensorView view_of(py::handle object, const char* name) {
   const TensorArgument argument = borrow(object, name);
   if (argument.renamed) refuse_dtype(object, name);
   return argument.view;
-}
-
-TensorArgument borrow(py::handle object, const char* name) {
-  TensorArgument argument = look(object, name);
-  // Complex tensors and their parts are the only ones, and parts have gaps. The question is a call of Python, which
-  // takes as long as all the rest where a mode is on, as torch.set_default_device sets one.
-  const bool real = argument.view.dtype == DType::float32 || argument.view.dtype == DType::float16;
-  const bool part = real && (argument.view.elements() == 1 || !argument.view.is_contiguous());
-  if (!argument.renamed && !part) return argument;
-  if (object.attr("is_neg")().cast<bool>()) {
-    throw InvalidArgument(fmt::format(
-        "{0} is a view whose values are the negatives of what lies in memory, allowed: {0}.resolve_neg()", name));
-  }
-  if (argument.renamed && object.attr("is_conj")().cast<bool>()) {
-    throw InvalidArgument(fmt::format(
-        "{0} is a view whose values are the conjugates of what lies in memory, allowed: {0}.resolve_conj()", name));
-  }
-  return argument;
 }
 
 py::object hand_out(const Tensor& tensor) {
@@ -498,7 +483,7 @@ class FrameworkResults final : public ResultTensors {
     std::vector<Tensor> tensors;
     for (const TensorView& view : wanted) {
       const py::object tensor = made[py::int_(tensors.size())];
-      tensors.push_back(tensor_over(look(tensor, "a result"), view));
+      tensors.push_back(tensor_over(borrow(tensor, "a result"), view));
     }
     return tensors;
   }

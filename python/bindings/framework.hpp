@@ -28,8 +28,7 @@ struct TensorArgument {
   bool renamed = false;  ///< the library does not know its type: `view` has one of the same size
 };
 
-/// A tensor of any type. TypeError for what is none, InvalidArgument for one whose values are not what lies in its
-/// memory.
+/// A tensor of any type. TypeError for what is none, InvalidArgument for one without memory to send from.
 TensorArgument borrow(py::handle object, const char* name);
 /// The same of a type that the library knows, else InvalidArgument.
 TensorView view_of(py::handle object, const char* name);

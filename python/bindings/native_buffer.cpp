@@ -196,8 +196,6 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
     return run(options, [&](Buffer& buffer, const CallOptions& call) { return (buffer.*method)(arguments, call); });
   }
 
-  int num_nodes() { return alive().num_nodes(); }
-  std::string describe() { return alive().describe(); }
   /// For exporters, which may ask in a thread of their own: rank, ranks, nodes, lost_ranks, description, calls and
   /// bytes of each kind.
   py::dict metrics() {
@@ -384,6 +382,16 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
 
   // Low-latency calls.
 
+  /// The hook of a call with return_recv_hook. The library keeps all that the receive part needs, also when the hook is
+  /// dropped.
+  struct ReceiveHook {
+    std::shared_ptr<NativeBuffer> buffer;
+    std::function<void()> receive;
+
+    void operator()() {
+      buffer->run({}, [&](Buffer&, const CallOptions&) { return receive(), true; });
+    }
+  };
   /// (rows or (rows, scales), recv_count, handle, event, hook): see deep_ep/buffer.py.
   py::tuple low_latency_dispatch(ArgumentReader& read) {
     LowLatencyDispatchArguments arguments;
@@ -511,8 +519,10 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
     if (!options.async_finish) return py::none();
     return py::cast(Event(executor_, std::move(event), kept));
   }
-  /// None without `receive`.
-  py::object hook_object(std::function<void()> receive);
+  py::object hook_object(std::function<void()> receive) {
+    if (!receive) return py::none();
+    return py::cast(ReceiveHook{shared_from_this(), std::move(receive)});
+  }
   void let_go_of_leftovers() { const auto ended = std::exchange(leftovers_, {}); }
 
   void end(bool with_peers) {
@@ -542,22 +552,6 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   CallCount dispatches_{"dispatch"}, combines_{"combine"};
   CallCount low_latency_dispatches_{"low_latency_dispatch"}, low_latency_combines_{"low_latency_combine"};
 };
-
-/// The hook of a low-latency call with return_recv_hook. The library keeps all that the receive part needs, also when
-/// the hook is dropped.
-struct ReceiveHook {
-  std::shared_ptr<NativeBuffer> buffer;
-  std::function<void()> receive;
-
-  void operator()() {
-    buffer->run({}, [&](Buffer&, const CallOptions&) { return receive(), true; });
-  }
-};
-
-py::object NativeBuffer::hook_object(std::function<void()> receive) {
-  if (!receive) return py::none();
-  return py::cast(ReceiveHook{shared_from_this(), std::move(receive)});
-}
 
 // The methods by their names.
 
@@ -591,12 +585,13 @@ void define(BufferClass& buffer, const char* name) {
 
 void define_buffer(py::module_& module) {
   py::class_<DispatchHandle>(module, "Route", "Where the rows of a dispatch went.");
+  using ReceiveHook = NativeBuffer::ReceiveHook;
   py::class_<ReceiveHook>(module, "ReceiveHook", "Enqueues the receive part of a low-latency call. Call it once.")
       .def("__call__", &ReceiveHook::operator());
   BufferClass buffer(module, "Buffer", py::dynamic_attr(), "What deep_ep.Buffer is made of.");
   buffer.def(py::init<const std::shared_ptr<Bootstrap>&, int, std::uintptr_t, py::object, const py::kwargs&>());
-  buffer.def("num_nodes", &NativeBuffer::num_nodes);
-  buffer.def("describe", &NativeBuffer::describe);
+  buffer.def("num_nodes", [](const NativeBuffer& self) { return self.alive().num_nodes(); });
+  buffer.def("describe", [](const NativeBuffer& self) { return self.alive().describe(); });
   buffer.def("metrics", &NativeBuffer::metrics);
   define_call(buffer, "get_dispatch_layout", &NativeBuffer::get_dispatch_layout);
   define_call(buffer, "dispatch", &NativeBuffer::dispatch);

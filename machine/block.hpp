@@ -39,7 +39,7 @@ class Block final : public Machine {
   void mbarrier_init(std::uint64_t& word, std::uint32_t arrivals) override;
   void mbarrier_fence_init() override;
   void mbarrier_arrive(std::uint64_t& word, std::uint32_t expected_bytes) override;
-  bool mbarrier_look(std::uint64_t& word, std::uint32_t parity, bool waits) override;
+  void mbarrier_wait(std::uint64_t& word, std::uint32_t parity) override;
   void bulk_load(void* shared, const void* global, std::uint32_t bytes, std::uint64_t& mbarrier) override;
   void bulk_store(void* global, const void* shared, std::uint32_t bytes) override;
   void bulk_commit() override;

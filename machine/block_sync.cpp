@@ -196,30 +196,26 @@ void Block::run_loads(MbarrierState& state, bool all) {
   }
 }
 
-/// Has the phase ended? If the thread `waits`, it has. Bytes come no earlier than a thread needs them: a thread that
-/// does not wait finds them missing.
-bool Block::mbarrier_look(std::uint64_t& word, std::uint32_t parity, bool waits) {
+/// Bytes come no earlier than a thread needs them.
+void Block::mbarrier_wait(std::uint64_t& word, std::uint32_t parity) {
   const std::uint64_t ticket = word;
   MeetingPoint* point = nullptr;
-  bool ended = false;
   {
     const tsan::Scope as_worker(worker_tsan_context_);
     maybe_interleave();
     MbarrierState& state = mbarrier_at(word, ticket);
-    if (parity > 1) fail<Error>("mbarrier::{} for parity {}; allowed: 0 and 1", waits ? "wait" : "test", parity);
+    if (parity > 1) fail<Error>("mbarrier::wait for parity {}; allowed: 0 and 1", parity);
     for (;;) {
-      if (!state.ended(parity)) run_loads(state, /*all=*/waits);
-      ended = state.ended(parity);
-      if (ended || !waits) break;
+      if (!state.ended(parity)) run_loads(state, /*all=*/true);
+      if (state.ended(parity)) break;
       progress();
       const auto awaited = [&] { return fmt::format("wait for parity {} of {}", parity, describe(state)); };
       park(state.waiting, std::cref(awaited));
     }
     point = &state.sync_point[parity];
-    if (ended) current_->past.join(*point);
+    current_->past.join(*point);
   }
-  if (ended) tsan::acquire(point);
-  return ended;
+  tsan::acquire(point);
 }
 
 }  // namespace deep_ep::host_machine

@@ -46,16 +46,8 @@ DEEP_EP_DEVICE void fence_init() {
 #endif
 }
 
-/// One arrival. What this thread wrote before is visible to those who wait for the phase.
-DEEP_EP_DEVICE void arrive(Mbarrier& barrier) {
-#if DEEP_EP_TARGET_CUDA
-  ::cuda::ptx::mbarrier_arrive(&barrier.word);
-#else
-  host_machine::current_thread->machine->mbarrier_arrive(barrier.word, 0);
-#endif
-}
-
-/// One arrival, and `bytes` more that bulk loads must write before the phase ends.
+/// One arrival, and `bytes` more that bulk loads must write before the phase ends. What this thread wrote before is
+/// visible to those who wait for the phase.
 DEEP_EP_DEVICE void arrive_expect_bytes(Mbarrier& barrier, std::uint32_t bytes) {
 #if DEEP_EP_TARGET_CUDA
   namespace ptx = ::cuda::ptx;
@@ -65,22 +57,14 @@ DEEP_EP_DEVICE void arrive_expect_bytes(Mbarrier& barrier, std::uint32_t bytes) 
 #endif
 }
 
-/// Has the phase of this parity ended? True: its arrivals' writes and its loads' bytes are visible to this thread.
-DEEP_EP_DEVICE bool test(Mbarrier& barrier, std::uint32_t parity) {
-#if DEEP_EP_TARGET_CUDA
-  return ::cuda::ptx::mbarrier_test_wait_parity(&barrier.word, parity);
-#else
-  return host_machine::current_thread->machine->mbarrier_look(barrier.word, parity, /*waits=*/false);
-#endif
-}
-
-/// Waits until test() would be true. Without deadline: use it for what this block itself has under way.
+/// Waits for the end of the phase of this parity: its arrivals' writes and its loads' bytes are visible to this thread
+/// then. Without deadline: use it for what this block itself has under way.
 DEEP_EP_DEVICE void wait(Mbarrier& barrier, std::uint32_t parity) {
 #if DEEP_EP_TARGET_CUDA
   while (!::cuda::ptx::mbarrier_try_wait_parity(&barrier.word, parity)) {
   }
 #else
-  host_machine::current_thread->machine->mbarrier_look(barrier.word, parity, /*waits=*/true);
+  host_machine::current_thread->machine->mbarrier_wait(barrier.word, parity);
 #endif
 }
 

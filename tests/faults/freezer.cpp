@@ -22,9 +22,7 @@ class FreezingMachine final : public Machine {
   void mbarrier_init(std::uint64_t& word, std::uint32_t arrivals) override { next().mbarrier_init(word, arrivals); }
   void mbarrier_fence_init() override { next().mbarrier_fence_init(); }
   void mbarrier_arrive(std::uint64_t& word, std::uint32_t bytes) override { next().mbarrier_arrive(word, bytes); }
-  bool mbarrier_look(std::uint64_t& word, std::uint32_t parity, bool waits) override {
-    return next().mbarrier_look(word, parity, waits);
-  }
+  void mbarrier_wait(std::uint64_t& word, std::uint32_t parity) override { next().mbarrier_wait(word, parity); }
   void bulk_load(void* shared, const void* global, std::uint32_t bytes, std::uint64_t& mbarrier) override {
     next().bulk_load(shared, global, bytes, mbarrier);
   }

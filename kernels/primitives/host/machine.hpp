@@ -36,8 +36,7 @@ class Machine {
   virtual void mbarrier_init(std::uint64_t& word, std::uint32_t arrivals) = 0;
   virtual void mbarrier_fence_init() = 0;
   virtual void mbarrier_arrive(std::uint64_t& word, std::uint32_t expected_bytes) = 0;
-  /// Has the phase of this parity ended? It has when a thread that `waits` gets its answer.
-  virtual bool mbarrier_look(std::uint64_t& word, std::uint32_t parity, bool waits) = 0;
+  virtual void mbarrier_wait(std::uint64_t& word, std::uint32_t parity) = 0;
 
   virtual void bulk_load(void* shared, const void* global, std::uint32_t bytes, std::uint64_t& mbarrier) = 0;
   virtual void bulk_store(void* global, const void* shared, std::uint32_t bytes) = 0;

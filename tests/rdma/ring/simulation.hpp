@@ -34,7 +34,7 @@ class Simulation final : public host_machine::Machine {
   void mbarrier_init(std::uint64_t&, std::uint32_t) override { refuse(); }
   void mbarrier_fence_init() override { refuse(); }
   void mbarrier_arrive(std::uint64_t&, std::uint32_t) override { refuse(); }
-  bool mbarrier_look(std::uint64_t&, std::uint32_t, bool) override { return refuse(), false; }
+  void mbarrier_wait(std::uint64_t&, std::uint32_t) override { refuse(); }
   void bulk_load(void*, const void*, std::uint32_t, std::uint64_t&) override { refuse(); }
   void bulk_store(void*, const void*, std::uint32_t) override { refuse(); }
   void bulk_commit() override { refuse(); }

@@ -11,7 +11,7 @@
 // ever written where tags are. It may be written again only when the reader is known to be done with it.
 #pragma once
 
-#include "kernels/primitives/memory.hpp"
+#include "kernels/primitives/cell.hpp"
 #include "kernels/primitives/warp.hpp"
 
 namespace deep_ep {
@@ -87,31 +87,31 @@ DEEP_EP_DEVICE void store_vector(Vec16* to, std::uint32_t index, const LinePart&
 /// Stores this lane's part to `to`, in memory of any GPU. By whole warps; `wanted` is the same for the lanes of a line.
 DEEP_EP_DEVICE void store_line(std::byte* to, const LinePart& part, bool wanted) {
   warp::sync();  // one instruction for all lanes; and what their parts are made of has been read
-  auto* words = reinterpret_cast<std::uint64_t*>(to);
+  auto* cell = reinterpret_cast<Cell*>(to);
 #if DEEP_EP_TARGET_CUDA
-  if (wanted) store_pair(words, part.word[0], part.word[1]);
+  if (wanted) store_cell(cell, part.word[0], part.word[1]);
 #else
   const bool tag = LineLane().has_tag();
-  if (wanted && !tag) store_pair(words, part.word[0], part.word[1]);
+  if (wanted && !tag) store_cell(cell, part.word[0], part.word[1]);
   warp::sync();
-  if (wanted && tag) store_pair(words, part.word[0], part.word[1]);
+  if (wanted && tag) store_cell(cell, part.word[0], part.word[1]);
 #endif
 }
 
 /// Loads this lane's part of a line that may be there or not: see all_tagged(). By whole warps; `wanted` is the same
 /// for the lanes of a line.
 DEEP_EP_DEVICE LinePart load_line(const std::byte* from, bool wanted) {
-  LinePart part{};
-  const auto* words = reinterpret_cast<const std::uint64_t*>(from);
+  Cell loaded{};
+  const auto* cell = reinterpret_cast<const Cell*>(from);
 #if DEEP_EP_TARGET_CUDA
-  if (wanted) load_pair(words, part.word[0], part.word[1]);
+  if (wanted) loaded = load_cell(cell);
 #else
   const bool tag = LineLane().has_tag();
-  if (wanted && tag) load_pair(words, part.word[0], part.word[1]);
+  if (wanted && tag) loaded = load_cell(cell);
   warp::sync();  // what the last lane acquired, the others may read
-  if (wanted && !tag) load_pair(words, part.word[0], part.word[1]);
+  if (wanted && !tag) loaded = load_cell(cell);
 #endif
-  return part;
+  return {{loaded.payload, loaded.epoch}};
 }
 
 /// Do all the warp's lines that are wanted carry the tag? By whole warps.

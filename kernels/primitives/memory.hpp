@@ -23,7 +23,7 @@ concept Payload = std::is_trivially_copyable_v<T> &&(sizeof(T) == 4 || sizeof(T)
 }  // namespace deep_ep::device
 
 // Each target has its own half: macros that make these functions, each of which is named once, here, with its order.
-// Nothing but pairs of words is weaker on the GPU than on the host, and what ThreadSanitizer and mutations show there
+// Nothing but cells (cell.hpp) is weaker on the GPU than on the host, and what ThreadSanitizer and mutations show there
 // holds here.
 #if DEEP_EP_TARGET_CUDA
 #include "kernels/primitives/cuda/ptx_memory.hpp"
@@ -77,30 +77,6 @@ DEEP_EP_DEVICE void fence() {
   if constexpr (S == Scope::system) asm volatile("fence.acq_rel.sys;" ::: "memory");
 #else
   host_machine::fence();
-#endif
-}
-
-// ---- Two words that travel together, at system scope: load_pair finds the first with the second that was stored ----
-
-DEEP_EP_DEVICE void store_pair(std::uint64_t* p, std::uint64_t first, std::uint64_t second) {
-#if DEEP_EP_TARGET_CUDA
-  asm volatile("{\n.reg .b128 both;\nmov.b128 both, {%1, %2};\nst.relaxed.sys.global.b128 [%0], both;\n}" ::"l"(p),
-               "l"(first), "l"(second)
-               : "memory");
-#else
-  store_relaxed<Scope::system>(p, first);
-  store_release<Scope::system>(p + 1, second);
-#endif
-}
-DEEP_EP_DEVICE void load_pair(const std::uint64_t* p, std::uint64_t& first, std::uint64_t& second) {
-#if DEEP_EP_TARGET_CUDA
-  asm volatile("{\n.reg .b128 both;\nld.relaxed.sys.global.b128 both, [%2];\nmov.b128 {%0, %1}, both;\n}"
-               : "=l"(first), "=l"(second)
-               : "l"(p)
-               : "memory");
-#else
-  second = load_acquire<Scope::system>(p + 1);
-  first = load_relaxed<Scope::system>(p);
 #endif
 }
 

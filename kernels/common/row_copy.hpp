@@ -6,25 +6,34 @@
 
 namespace deep_ep::device {
 
-/// By a whole warp: copies `bytes` bytes, a multiple of the element's. Loads of several elements of a lane are under
-/// way at once.
+/// Elements in the registers of a warp, so that loads of several of a lane are under way at once.
+template <class Element, int kTogether>
+struct WarpPiece {
+  static constexpr int kElements = kTogether * kWarpSize;
+
+  Element of_lane[kTogether];
+
+  /// By a lane: `work(element, index)` for each of its elements. The piece begins at index `first`; there is nothing
+  /// from `end` on.
+  template <class Work>
+  DEEP_EP_DEVICE void each(int first, int end, Work work) {
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      const int at = first + lane_index() + i * kWarpSize;
+      if (at < end) work(of_lane[i], at);
+    }
+  }
+};
+
+/// By a whole warp: copies `bytes` bytes, a multiple of the element's.
 template <class Element>
 DEEP_EP_DEVICE void copy_elements(void* to, const void* from, std::uint32_t bytes) {
-  constexpr int kTogether = 4;
-  const auto* source = static_cast<const Element*>(from);
-  auto* target = static_cast<Element*>(to);
   const int elements = static_cast<int>(bytes / sizeof(Element));
+  WarpPiece<Element, 4> piece;
 #pragma unroll 1
-  for (int begin = lane_index(); begin < elements; begin += kTogether * kWarpSize) {
-    Element loaded[kTogether];
-#pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
-      if (begin + i * kWarpSize < elements) loaded[i] = load_weak(source + begin + i * kWarpSize);
-    }
-#pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
-      if (begin + i * kWarpSize < elements) target[begin + i * kWarpSize] = loaded[i];
-    }
+  for (int first = 0; first < elements; first += piece.kElements) {
+    piece.each(first, elements, [=](Element& e, int at) { e = load_weak(static_cast<const Element*>(from) + at); });
+    piece.each(first, elements, [=](const Element& e, int at) { static_cast<Element*>(to)[at] = e; });
   }
 }
 /// A row: a multiple of 16 bytes.

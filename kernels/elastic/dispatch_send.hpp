@@ -3,6 +3,7 @@
 // row loads meanwhile. Scales and weights go to their places at this rank, too.
 #pragma once
 
+#include "kernels/common/row_copy.hpp"
 #include "kernels/common/row_pipe.hpp"
 #include "kernels/common/tickets.hpp"
 #include "kernels/elastic/dispatch_params.hpp"
@@ -71,28 +72,17 @@ struct ElasticSender {
   }
   /// Scales and weights are small: lanes write them side by side into the windows.
   DEEP_EP_DEVICE void store_beside(const Unit& unit) const {
-    constexpr int kTogether = 4;  // words a lane keeps in registers
     const auto words = static_cast<int>(params.window.words_beside);
     const std::uint32_t receivers = warp::ballot(unit.to >= 0);
+    WarpPiece<std::uint32_t, 4> held;
 #pragma unroll 1
-    for (int first = 0; first < words; first += kTogether * kWarpSize) {
-      std::uint32_t held[kTogether];
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        const int at = first + lane_index() + i * kWarpSize;
-        held[i] = at < words ? word_beside(unit.token, at) : 0;
-      }
-#pragma unroll 1
-      for (std::uint32_t left = receivers; left != 0; left &= left - 1) {
-        const int rank = warp::shuffle(unit.to, lowest_bit(left));
-        std::uint32_t* const to =
-            params.window.beside(params.common.heaps[rank], params.common.rank, params.window.slot_of(unit.token));
-#pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-          const int at = first + lane_index() + i * kWarpSize;
-          if (at < words) to[at] = held[i];
-        }
-      }
+    for (int first = 0; first < words; first += held.kElements) {
+      held.each(first, words, [&](std::uint32_t& word, int at) { word = word_beside(unit.token, at); });
+      each_bit(receivers, [&](int lane) {
+        std::byte* const heap = params.common.heaps[warp::shuffle(unit.to, lane)];
+        std::uint32_t* const to = params.window.beside(heap, params.common.rank, params.window.slot_of(unit.token));
+        held.each(first, words, [=](std::uint32_t word, int at) { to[at] = word; });
+      });
     }
   }
 

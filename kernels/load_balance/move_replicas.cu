@@ -4,6 +4,7 @@
 // The work on this rank is its experts that have replicas, cut into pieces, which all warps of all blocks take one by
 // one: so few replicas keep every SM as busy as many do. A warp holds a piece in registers. It loads from other ranks'
 // memory by ordinary loads, many at once: bulk loads from a peer are slower (results/measurements/).
+#include "kernels/common/row_copy.hpp"
 #include "kernels/common/tickets.hpp"
 #include "kernels/kernel_list.hpp"
 #include "kernels/load_balance/params.hpp"
@@ -14,42 +15,10 @@
 
 namespace deep_ep::device {
 
-/// Bytes of a piece: a whole warp's registers.
-struct HeldPiece {
-  static constexpr int kVectors = LoadBalanceParams::kPieceBytes / (kWarpSize * sizeof(Vec16));  ///< of a lane
-
-  Vec16 vector[kVectors];
-
-  DEEP_EP_DEVICE static std::uint32_t offset_of(int v) {
-    return static_cast<std::uint32_t>(lane_index() + v * kWarpSize) * sizeof(Vec16);
-  }
-  DEEP_EP_DEVICE void load(const std::byte* from, std::uint32_t bytes) {
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      vector[v] = {};
-      if (offset_of(v) < bytes) vector[v] = load_weak(reinterpret_cast<const Vec16*>(from + offset_of(v)));
-    }
-  }
-  DEEP_EP_DEVICE void add(const HeldPiece& other) {
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        std::uint32_t& word = vector[v].word[i];
-        word = bits_of(float_from_bits(word) + float_from_bits(other.vector[v].word[i]));
-      }
-    }
-  }
-  DEEP_EP_DEVICE void store(std::byte* to, std::uint32_t bytes) const {
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      if (offset_of(v) < bytes) store_stream(reinterpret_cast<Vec16*>(to + offset_of(v)), vector[v]);
-    }
-  }
-};
-
 /// A warp's way through the pieces. All methods are for the whole warp.
 struct ReplicatedPieces {
+  using Piece = WarpPiece<Vec16, LoadBalanceParams::kPieceBytes / (kWarpSize * sizeof(Vec16))>;
+
   const LoadBalanceParams& params;
   int expert = -1;                   ///< local, that the latest piece was of
   std::uint32_t first = 0, end = 0;  ///< turns of that expert's pieces
@@ -82,22 +51,32 @@ struct ReplicatedPieces {
     int at = params.num_payloads - 1;
     while (params.payloads[at].first_piece > number) --at;
     const ExpertPayload& payload = params.payloads[at];
-    const std::uint32_t offset = (number - payload.first_piece) * LoadBalanceParams::kPieceBytes;
-    const std::uint32_t bytes = payload.bytes - offset;  // to the end of the expert; a piece may be shorter
-    std::byte* const own = payload.own + std::uint64_t{payload.bytes} * expert + offset;
-    HeldPiece held;
-    held.load(own, bytes);
+    Piece held{};
+    const int first = static_cast<int>(number - payload.first_piece) * held.kElements;
+    const auto end = static_cast<int>(payload.bytes / sizeof(Vec16));  // of the expert: a piece may be shorter
+    const auto load = [=](Piece& to, const Vec16* from) {
+      to.each(first, end, [=](Vec16& vector, int at) { vector = load_weak(from + at); });
+    };
+    const auto store = [&](Vec16* to) {
+      held.each(first, end, [=](const Vec16& vector, int at) { store_stream(to + at, vector); });
+    };
+    auto* const own = reinterpret_cast<Vec16*>(payload.own + std::uint64_t{payload.bytes} * expert);
+    load(held, own);
     for (int place = find(0); place >= 0; place = find(place + 1)) {
-      std::byte* const replica = params.slot(payload, place) + offset;
+      auto* const replica = reinterpret_cast<Vec16*>(params.slot(payload, place));
       if (!params.reduces) {
-        held.store(replica, bytes);
+        store(replica);
         continue;
       }
-      HeldPiece other;
-      other.load(replica, bytes);
-      held.add(other);
+      Piece other{};
+      load(other, replica);
+#pragma unroll
+      for (int i = 0; i < held.kElements / kWarpSize * 4; ++i) {
+        std::uint32_t& word = held.of_lane[i / 4].word[i % 4];
+        word = bits_of(float_from_bits(word) + float_from_bits(other.of_lane[i / 4].word[i % 4]));
+      }
     }
-    if (params.reduces) held.store(own, bytes);
+    if (params.reduces) store(own);
   }
 
   /// Moves pieces until none is left.

@@ -9,12 +9,13 @@ namespace deep_ep::device {
 /// One block.
 DEEP_EP_DEVICE void barrier_body(const IntranodeParams& common, std::byte*) {
   const Call call = Call::begin(common.state->barrier, common.wait);
-  for (int peer = thread_index(); peer < common.num_ranks && call.begun; peer += block_threads()) {
+  const int peers = call.begun ? common.num_ranks : 0;
+  block::each(peers, [&](int peer) {
     store_release<Scope::system>(common.signal_to(peer, IntranodeSignal::barrier), call.epoch);
-  }
-  for (int peer = thread_index(); peer < common.num_ranks && call.begun; peer += block_threads()) {
+  });
+  block::each(peers, [&](int peer) {
     wait_signal(common.wait, common.signal_from(peer, IntranodeSignal::barrier), {peer, Wanted::barrier, call.epoch});
-  }
+  });
   call.end([] {});
 }
 

@@ -19,7 +19,8 @@ DEEP_EP_DEVICE Arrival arrival(const ElasticCombineParams& params) {
 /// Meets the other ranks, whose windows are then free, and pushes. False after a fault.
 DEEP_EP_DEVICE bool meet_and_push(const ElasticCombineParams& params, const ElasticCombineShared& shared,
                                   const Meeting& meeting) {
-  ElasticPusher pusher(params, shared, meeting.epoch);
+  ElasticPusher pusher{params, shared, meeting.epoch};
+  pusher.prepare();
   const bool good = block::all(meeting.hear_all(arrival(params)));
   if (good) pusher.push_all();
   return good;
@@ -28,14 +29,12 @@ DEEP_EP_DEVICE bool meet_and_push(const ElasticCombineParams& params, const Elas
 DEEP_EP_DEVICE void combine_elastic_body(const ElasticCombineParams& params, std::byte* memory) {
   const IntranodeParams& common = params.common;
   const ElasticCombineShared shared(Carver(memory), common.num_ranks);
-  for (int team = thread_index(); team < static_cast<int>(ElasticCombineShared::kMostShared); team += block_threads()) {
-    shared.arrived[team] = 0;
-  }
-  for (int rank = thread_index(); rank < common.num_ranks; rank += block_threads()) {
+  block::each(ElasticCombineShared::kMostShared, [&](int team) { shared.arrived[team] = 0; });
+  block::each(common.num_ranks, [&](int rank) {
     const std::int32_t end = load_weak(params.source_ends + rank);
     const auto rows = static_cast<std::int32_t>(params.metadata.valid());
     shared.source_ends[rank] = end < rows ? end : rows;
-  }
+  });
   const Call call = Call::begin(common.state->combine, common.wait);
   if (call.begun) {
     // 1. This rank's window is free: the call before has ended here.

@@ -76,7 +76,7 @@ struct ElasticAdder {
     // By all lanes.
     const std::uint64_t only = warp::shuffle(own, own_rows == 0 ? 0 : lowest_bit(own_rows));
     if (!token.last) return 0;
-    if (is_own(token) && count_bits(own_rows) <= 1) return own_rows == 0 ? 0 : only;
+    if (is_own(token) && count_bits(own_rows) <= 1) return only;
     const int part = params.part_of(token.rank, lane_index());
     return reinterpret_cast<std::uint64_t>(params.window.row(heap, part, slot_of(token)));
   }
@@ -101,9 +101,7 @@ struct ElasticAdder {
     // each lane reads of it what it has written. One place in the code adds, as in ElasticPusher.
 #pragma unroll 1
     for (int step = count_bits(own_rows) > 1 ? 0 : 1; step < 2; ++step) {
-      const auto find = [&](int k) {
-        return FoundRow{k < kWarpSize ? reinterpret_cast<const std::byte*>(step == 0 ? own : term) : nullptr, nullptr};
-      };
+      const auto find = [&](int) { return FoundRow{reinterpret_cast<const std::byte*>(step == 0 ? own : term)}; };
       const auto bias_at = [&](int i) {
         return step == 0 || params.bias[i] == nullptr ? nullptr : params.bias[i] + at;
       };

@@ -49,45 +49,63 @@ struct ReceivedRow {
   }
 };
 
-class ElasticPusher {
- public:
-  /// Fetches what the first row takes, which needs no other rank.
-  DEEP_EP_DEVICE ElasticPusher(const ElasticCombineParams& combine, const ElasticCombineShared& block,
-                               std::uint64_t this_epoch)
-      : params(combine), shared(block), epoch(this_epoch) {
-    share_out();
-    ReceivedRow::load(params, row_of(turns.turn)).find(params, share());
-  }
+struct ElasticPusher {
+  const ElasticCombineParams& params;
+  const ElasticCombineShared& shared;
+  std::uint64_t epoch;
+  int members = 1;  ///< warps of a team that pushes a row together, a power of two
+  Turns turns{};
 
-  /// Pushes rows until none is left. A warp loads the next row's metadata while it sums this row.
-  DEEP_EP_DEVICE void push_all() {
-    ReceivedRow row = ReceivedRow::load(params, row_of(turns.turn));
-    while (!turns.over()) {
-      // Neither of these is needed before this row is done.
-      const std::uint32_t drawn = turns.draw();
-      const ReceivedRow next_row = ReceivedRow::load(params, row_of(turns.following));
-      push(row);
-      turns.advance(drawn);
-      row = next_row;
-    }
-  }
-
- private:
-  // A team of warps of the block pushes a row together.
-  DEEP_EP_DEVICE int team() const { return (warp_index() - params.adding_warps) / members; }
-  DEEP_EP_DEVICE int member() const { return (warp_index() - params.adding_warps) & (members - 1); }
+  DEEP_EP_DEVICE int number() const { return warp_index() - params.adding_warps; }
+  DEEP_EP_DEVICE int team() const { return number() / members; }
+  DEEP_EP_DEVICE int member() const { return number() & (members - 1); }
   DEEP_EP_DEVICE RowShare share() const {
     return {static_cast<std::uint32_t>(member()) * RowSum::kPieceBytes,
             static_cast<std::uint32_t>(members) * RowSum::kPieceBytes};
   }
+  DEEP_EP_DEVICE std::int32_t begin_of(int owner) const { return owner == 0 ? 0 : shared.source_ends[owner - 1]; }
 
-  /// Sums a share of rows whose addresses the lanes of `holders` have, in the order of the lanes.
-  DEEP_EP_DEVICE void store_sum(std::uint64_t address, std::uint32_t holders, std::byte* to) const {
-    const auto find = [&](int k) {
-      const bool holds = k < kWarpSize && (holders >> k & 1) != 0;
-      return FoundRow{holds ? reinterpret_cast<const std::byte*>(address) : nullptr, nullptr};
-    };
-    RowReduction(kWarpSize, find).add(to, params.row_bytes, share());
+  /// The row of turn `turn`; none behind the last one. Owners take turns, so that each gets the rows of its first
+  /// tokens first and can begin to add; each rank begins with another owner.
+  DEEP_EP_DEVICE ReceivedRow load(std::uint32_t turn) const {
+    if (turn >= turns.end) return {};
+    const int ranks = params.common.num_ranks;
+    const auto piece = static_cast<int>(turn);
+    const int behind = params.common.rank + 1 + piece % params.others, owner = behind < ranks ? behind : behind - ranks;
+    const std::int32_t number = begin_of(owner) + piece / params.others;
+    return ReceivedRow::load(params, number < shared.source_ends[owner] ? number : -1);
+  }
+
+  /// Shares rows out, and fetches what the first one takes. Neither needs another rank.
+  DEEP_EP_DEVICE void prepare() {
+    const int ranks = params.common.num_ranks, warps = block_warps() - params.adding_warps;
+    std::int32_t most = 0;  // rows of an owner
+    for (int owner = lane_index(); owner < ranks; owner += kWarpSize) {
+      const std::int32_t rows = owner == params.common.rank ? 0 : shared.source_ends[owner] - begin_of(owner);
+      most = rows > most ? rows : most;
+    }
+    const int end = warp::max(most) * (ranks - 1);
+    // Few rows are shared out beforehand, each to a team: they occupy all pushing warps, and none takes a second row.
+    while (2 * members <= warps && warps / (2 * members) * params.pushing_blocks >= end) members *= 2;
+    // Neighbours in order are in different blocks.
+    turns = Turns::of_warp(&params.common.state->elastic_next_row, static_cast<std::uint32_t>(end), params.pushers,
+                           team() * params.pushing_blocks + block_index());
+    if (!params.pushes(block_index(), warp_index())) turns.turn = turns.end;
+    if (members > 1) turns.following = turns.end;
+    load(turns.turn).find(params, share());
+  }
+
+  /// Pushes rows until none is left. A warp loads the next row's metadata while it sums this row.
+  DEEP_EP_DEVICE void push_all() {
+    ReceivedRow row = load(turns.turn);
+    while (!turns.over()) {
+      // Neither of these is needed before this row is done.
+      const std::uint32_t drawn = turns.draw();
+      const ReceivedRow next_row = load(turns.following);
+      push(row);
+      turns.advance(drawn);
+      row = next_row;
+    }
   }
 
   /// By a whole warp: its share of the row, if that belongs to a token of this pass at another rank.
@@ -110,7 +128,10 @@ class ElasticPusher {
       const int part = each ? lowest_bit(left) : params.part_of(common.rank, row.last_selection % params.num_topk);
       const std::uint32_t added = each ? left & (0u - left) : left;
       left ^= added;
-      store_sum(address, added, params.window.row(heap, part, slot));
+      const auto find = [=](int k) {
+        return FoundRow{(added >> k & 1) != 0 ? reinterpret_cast<const std::byte*>(address) : nullptr};
+      };
+      RowReduction(kWarpSize, find).add(params.window.row(heap, part, slot), params.row_bytes, share());
     } while (left != 0);
     // Beside the rows goes which ones there are, or their weights. These are loaded last: with their loads under way
     // while rows are added, a combine of 4096 tokens took 510 us instead of 417 on two H200.
@@ -124,54 +145,6 @@ class ElasticPusher {
     }
     store_release<Scope::system>(common.control.pushed_flag(heap, common.rank, slot), Progress::at(epoch, 1));
   }
-
-  /// How many warps share a row, so that `rows` rows occupy all pushing warps, and no warp takes a second row.
-  DEEP_EP_DEVICE int members_for(std::uint32_t rows) const {
-    const int warps = block_warps() - params.adding_warps;
-    int fitting = 1;
-    for (int more = 2; more <= warps; more *= 2) {
-      const int teams = warps / more;
-      if (teams > static_cast<int>(ElasticCombineShared::kMostShared)) continue;
-      if (static_cast<std::uint32_t>(teams * params.pushing_blocks) >= rows) fitting = more;
-    }
-    return fitting;
-  }
-
-  DEEP_EP_DEVICE std::int32_t begin_of(int owner) const { return owner == 0 ? 0 : shared.source_ends[owner - 1]; }
-
-  /// Of turn `turn`, -1: none. Owners take turns, so that each gets the rows of its first tokens first and can begin to
-  /// add; each rank begins with another owner.
-  DEEP_EP_DEVICE std::int32_t row_of(std::uint32_t turn) const {
-    if (turn >= turns.end) return -1;
-    const int ranks = params.common.num_ranks;
-    const auto piece = static_cast<int>(turn);
-    const int behind = params.common.rank + 1 + piece % params.others, owner = behind < ranks ? behind : behind - ranks;
-    const std::int32_t number = begin_of(owner) + piece / params.others;
-    return number < shared.source_ends[owner] ? number : -1;
-  }
-
-  /// Few rows are shared out beforehand, each to a team of warps.
-  DEEP_EP_DEVICE void share_out() {
-    const int ranks = params.common.num_ranks;
-    std::int32_t most = 0;  // rows of an owner
-    for (int owner = lane_index(); owner < ranks; owner += kWarpSize) {
-      const std::int32_t rows = owner == params.common.rank ? 0 : shared.source_ends[owner] - begin_of(owner);
-      most = rows > most ? rows : most;
-    }
-    const std::uint32_t end = static_cast<std::uint32_t>(warp::max(most)) * static_cast<std::uint32_t>(ranks - 1);
-    members = members_for(end);
-    // Neighbours in order are in different blocks.
-    turns = Turns::of_warp(&params.common.state->elastic_next_row, end, params.pushers,
-                           team() * params.pushing_blocks + block_index());
-    if (!params.pushes(block_index(), warp_index())) turns.turn = end;
-    if (members > 1) turns.following = end;
-  }
-
-  const ElasticCombineParams& params;
-  const ElasticCombineShared& shared;
-  std::uint64_t epoch;
-  int members = 1;  ///< warps of a team, a power of two
-  Turns turns{};
 };
 
 }  // namespace deep_ep::device

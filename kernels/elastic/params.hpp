@@ -10,7 +10,7 @@
 namespace deep_ep {
 
 struct ElasticCombineShared {
-  static constexpr std::size_t kMostShared = 8;  ///< rows that warps of a block share, two or more warps each
+  static constexpr int kMostShared = 8;  ///< rows that the warps of a block, 16 at most, share, two or more each
 
   std::int32_t* source_ends;  ///< [num_ranks], of rows that the metadata has
   std::uint32_t* arrived;     ///< [kMostShared]: warps that have stored their share of a row

@@ -153,7 +153,7 @@ struct SpreadRowsParams {
   std::int64_t weight_stride;
   std::uint32_t* spread_weights;  ///< [num_spread], or, not expanded, [num_rows, num_topk]
 
-  const std::int32_t* local;  ///< [num_rows, num_topk]
+  const std::int32_t* local;  ///< [num_rows, num_topk]; nullptr: rows go without their selections
   std::byte* spread_topk_idx;
   bool indices_are_64_bit;
 

@@ -11,31 +11,43 @@
 
 namespace deep_ep::device {
 
-/// By a whole warp: what lies beside a row, at place `row` of scales and weights. `slot` of the lanes in `found`: where
-/// the row belongs.
-DEEP_EP_DEVICE void spread_beside(const SpreadRowsParams& params, std::int64_t row, std::int64_t slot,
-                                  std::uint32_t found) {
-  if (params.scales != nullptr) {
+/// A row, as the lanes of a warp know it.
+struct SpreadRow {
+  std::int64_t number;
+  std::int64_t slot;    ///< where it belongs by the lane's selection, -1: nowhere
+  std::int64_t beside;  ///< the place of what lies beside it
+  const std::byte* from;
+};
+
+/// By a whole warp, not expanded: what row `number` selects on this rank, nothing unless the row is `there`.
+DEEP_EP_DEVICE void store_selections(const SpreadRowsParams& params, std::int64_t number, bool there,
+                                     std::int64_t beside) {
+  if (params.local == nullptr || lane_index() >= params.metadata.num_topk) return;
+  const std::int64_t at = number * params.metadata.num_topk + lane_index();
+  const std::int32_t local = there ? load_weak(params.local + at) : -1;
+  if (params.spread_topk_idx != nullptr) {
+    store_topk_index(params.spread_topk_idx, params.indices_are_64_bit, at, local);
+  }
+  if (params.weights == nullptr) return;
+  params.spread_weights[at] = local >= 0 ? load_weak(params.weights + beside * params.weight_stride + lane_index()) : 0;
+}
+
+/// By a whole warp: what lies beside a row. The lanes in `found` have a slot.
+DEEP_EP_DEVICE void spread_beside(const SpreadRowsParams& params, const SpreadRow& row, std::uint32_t found) {
 #pragma unroll 1
-    for (int first = 0; first < params.num_scales; first += kWarpSize) {
-      const int column = first + lane_index();
-      const bool there = column < params.num_scales;
-      const std::uint32_t scale = there ? load_weak(params.scales + row * params.scale_stride + column) : 0;
-      for (std::uint32_t rest = found; rest != 0; rest &= rest - 1) {
-        const std::int64_t to = warp::shuffle(slot, lowest_bit(rest));
-        if (there) params.spread_scales[to * params.spread_stride + column * params.spread_column_stride] = scale;
-      }
-    }
+  for (int first = 0; params.scales != nullptr && first < params.num_scales; first += kWarpSize) {
+    const int column = first + lane_index();
+    const bool there = column < params.num_scales;
+    const std::uint32_t scale = there ? load_weak(params.scales + row.beside * params.scale_stride + column) : 0;
+    each_bit(found, [&](int lane) {
+      const std::int64_t to = warp::shuffle(row.slot, lane);
+      if (there) params.spread_scales[to * params.spread_stride + column * params.spread_column_stride] = scale;
+    });
   }
-  if (params.weights != nullptr && params.expand && (found >> lane_index() & 1) != 0) {
-    params.spread_weights[slot] = load_weak(params.weights + row * params.weight_stride + lane_index());
-  }
-  if (params.weights != nullptr && !params.expand) {
-    const std::int64_t at = warp::shuffle(slot, 0) * params.metadata.num_topk + lane_index();
-    if (lane_index() < params.metadata.num_topk) {
-      const bool held = load_weak(params.local + at) >= 0;
-      params.spread_weights[at] = held ? load_weak(params.weights + row * params.weight_stride + lane_index()) : 0;
-    }
+  if (!params.expand) {
+    store_selections(params, row.number, true, row.beside);
+  } else if (params.weights != nullptr && row.slot >= 0) {
+    params.spread_weights[row.slot] = load_weak(params.weights + row.beside * params.weight_stride + lane_index());
   }
 }
 
@@ -67,23 +79,6 @@ DEEP_EP_DEVICE void clear_gaps(const SpreadRowsParams& params, std::int64_t warp
   }
 }
 
-/// By all threads of the grid: what each row selects on this rank. Rows behind the last one select nothing.
-DEEP_EP_DEVICE void copy_selections(const SpreadRowsParams& params, std::int64_t valid) {
-  const std::int64_t threads = std::int64_t{grid_blocks()} * block_threads();
-  const std::int64_t thread = std::int64_t{block_index()} * block_threads() + thread_index();
-  const int num_topk = params.metadata.num_topk;
-  if (params.spread_topk_idx == nullptr && params.weights == nullptr) return;
-#pragma unroll 1
-  for (std::int64_t at = thread; at < params.metadata.num_rows * num_topk; at += threads) {
-    const bool there = at < valid * num_topk;
-    const std::int32_t local = there ? load_weak(params.local + at) : -1;
-    if (params.spread_topk_idx != nullptr) {
-      store_topk_index(params.spread_topk_idx, params.indices_are_64_bit, at, local);
-    }
-    if (params.weights != nullptr && !there) params.spread_weights[at] = 0;
-  }
-}
-
 /// By warp `warp` of `warps`: its share of the words that keep their order.
 DEEP_EP_DEVICE void copy_kept(const SpreadRowsParams& params, std::int64_t warp, std::int64_t warps) {
 #pragma unroll 1
@@ -102,13 +97,6 @@ struct RowSpreader {
   std::int64_t valid, step;
   std::int32_t skip_begin = 0, skip_end = 0;
 
-  struct Unit {
-    std::int64_t row;
-    std::int64_t slot;    ///< where it belongs by the lane's selection, -1: nowhere
-    std::int64_t beside;  ///< the place of what lies beside it
-    const std::byte* from;
-  };
-
   DEEP_EP_DEVICE std::int64_t slot_of(std::int64_t row) const {
     if (!params.expand) return lane_index() == 0 && (row < skip_begin || row >= skip_end) ? row : -1;
     if (lane_index() >= params.metadata.num_topk) return -1;
@@ -116,9 +104,9 @@ struct RowSpreader {
     return slot < params.num_spread ? slot : -1;
   }
   /// What is known of row `row`: where it belongs, where it lies, and what is beside it.
-  DEEP_EP_DEVICE Unit look(std::int64_t row) const {
+  DEEP_EP_DEVICE SpreadRow look(std::int64_t row) const {
     const std::int32_t origin = params.heap == nullptr ? 0 : load_weak(params.metadata.row(row));
-    Unit unit{row, slot_of(row), row, params.rows + row * params.row_bytes};
+    SpreadRow unit{row, slot_of(row), row, params.rows + row * params.row_bytes};
     if (params.heap == nullptr) return unit;
     const int source = origin < 0 ? params.num_ranks : origin / params.window.max_tokens;
     const std::int32_t token = origin - source * params.window.max_tokens;
@@ -133,22 +121,22 @@ struct RowSpreader {
     return unit;
   }
   /// The address of a row that belongs somewhere; else nullptr.
-  DEEP_EP_DEVICE const std::byte* moved(const Unit& unit) const {
+  DEEP_EP_DEVICE const std::byte* moved(const SpreadRow& unit) const {
     return warp::any(unit.slot >= 0) ? unit.from : nullptr;
   }
 
   /// `unit`: what is known of the warp's first row, if there is one.
-  DEEP_EP_DEVICE void spread(Unit unit) {
-    const std::byte* row = unit.row < valid ? moved(unit) : nullptr;
+  DEEP_EP_DEVICE void spread(SpreadRow unit) {
+    const std::byte* row = unit.number < valid ? moved(unit) : nullptr;
     if (row != nullptr) pipe.begin(row, params.row_bytes);
-    if (params.kept[0].to != nullptr) copy_kept(params, unit.row, step);
+    if (params.kept[0].to != nullptr) copy_kept(params, unit.number, step);
 #pragma unroll 1
-    while (unit.row < valid) {
-      const std::int64_t following = unit.row + step;
-      const Unit next = following < valid ? look(following) : Unit{valid, -1, 0, nullptr};
+    while (unit.number < valid) {
+      const std::int64_t following = unit.number + step;
+      const SpreadRow next = following < valid ? look(following) : SpreadRow{valid, -1, 0, nullptr};
       const std::byte* next_row = moved(next);
       const auto beside = [&] {
-        if (row != nullptr) spread_beside(params, unit.beside, unit.slot, warp::ballot(unit.slot >= 0));
+        if (row != nullptr) spread_beside(params, unit, warp::ballot(unit.slot >= 0));
         return true;
       };
       const auto to_slot = [&](auto store) {
@@ -173,7 +161,7 @@ DEEP_EP_DEVICE void spread_rows_body(const SpreadRowsParams& params, std::byte* 
   const std::uint64_t failed = load_relaxed<Scope::gpu>(params.abort);
   if (params.skipped[0] != nullptr) spreader.skip_begin = load_weak(params.skipped[0]);
   if (params.skipped[1] != nullptr) spreader.skip_end = load_weak(params.skipped[1]);
-  RowSpreader::Unit ahead{warp, -1, 0, nullptr};
+  SpreadRow ahead{warp, -1, 0, nullptr};
   if (warp < params.metadata.num_rows) ahead = spreader.look(warp);
   // The metadata of a call that has failed is not there.
   if (failed != 0) return;
@@ -184,9 +172,12 @@ DEEP_EP_DEVICE void spread_rows_body(const SpreadRowsParams& params, std::byte* 
   if (lane_index() == 0) spreader.pipe.init();
   spreader.spread(ahead);
 
-  // 2. The places that no row has.
+  // 2. The places that no row has. Rows behind the last one select nothing.
   if (params.expert_ends != nullptr) clear_gaps(params, warp, warps);
-  if (!params.expand) copy_selections(params, valid);
+#pragma unroll 1
+  for (std::int64_t row = valid + warp; !params.expand && row < params.metadata.num_rows; row += warps) {
+    store_selections(params, row, false, 0);
+  }
 }
 
 }  // namespace deep_ep::device

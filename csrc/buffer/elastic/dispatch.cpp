@@ -255,7 +255,6 @@ void dispatch_in_node(ElasticDispatchResult& result, const ElasticDispatchArgume
     params.fresh = false;
     moving.window = window;
     spread_rows(moving, runtime.policy(), runtime, scope);
-    moving.spread_topk_idx = nullptr;
     moving.expert_ends = nullptr;
   }
 }

@@ -23,7 +23,9 @@ struct ToldTokens {
 
   DEEP_EP_DEVICE std::int32_t expert(const Selection& selection) const {
     const std::int64_t at = std::int64_t{selection.token} * params.rows.num_topk + selection.k;
-    if (params.told.apart()) return shared.few[selection.source * params.numbers.few + at];
+    if (params.told.apart()) {
+      return reinterpret_cast<const std::int16_t*>(shared.few)[selection.source * params.numbers.few + at];
+    }
     return load_weak(params.told.of(params.common.own_heap(), selection.source, epoch) + at);
   }
   DEEP_EP_DEVICE std::int32_t token_at_source(const Selection& selection) const { return selection.token; }
@@ -43,7 +45,7 @@ struct ToldTokens {
   /// By all threads of a block: the few selections of all ranks come to shared memory. False after a fault that this
   /// thread has met.
   DEEP_EP_DEVICE bool fetch_few() const {
-    constexpr int kOfCell = ToldSelections::kOfCell, kTogether = 4;
+    constexpr int kTogether = 4;
     const Divisor& cells = params.told.cells;
     const int end = num_ranks() * cells;
     bool good = true;
@@ -62,10 +64,7 @@ struct ToldTokens {
         for (int i = 0; i < kTogether; ++i) {
           const int at = first + i * block_threads();
           if (at >= end) break;
-#pragma unroll
-          for (int k = 0; k < kOfCell; ++k) {
-            shared.few[at * kOfCell + k] = static_cast<std::int16_t>(cell[i].payload >> 16 * k);
-          }
+          shared.few[at] = cell[i].payload;
           if (cell[i].epoch >= epoch) continue;
           all = false;
           awaited.peer = at / cells;

@@ -22,7 +22,7 @@ struct ElasticSender {
   struct Unit {
     std::int32_t token = 0;
     int to = -1;  ///< the rank that has the expert of the lane's selection, in the first lane of each such rank
-    bool travels = false;  ///< to another rank
+    const std::byte* row = nullptr;  ///< if it travels to another rank
   };
 
   Turns turns{};  ///< tokens of the pass, counted from its first one
@@ -42,14 +42,11 @@ struct ElasticSender {
     const int owner = expert < 0 ? -1 : expert / params.num_local_experts;
     const std::uint32_t same = warp::match_any(static_cast<std::uint32_t>(owner));
     if (lowest_bit(same) == lane_index()) unit.to = owner;
-    unit.travels = warp::any(unit.to >= 0 && unit.to != params.common.rank);
+    const bool travels = warp::any(unit.to >= 0 && unit.to != params.common.rank);
+    if (travels) unit.row = params.x + std::int64_t{unit.token} * params.rows.row_bytes;
     return unit;
   }
 
-  /// Of a token whose row travels; else nullptr.
-  DEEP_EP_DEVICE const std::byte* row_of(const Unit& unit) const {
-    return unit.travels ? params.x + std::int64_t{unit.token} * params.rows.row_bytes : nullptr;
-  }
   /// Sends the row, which is loading, and loads the next one. Each lane serves a rank, so that the stores are issued
   /// side by side.
   DEEP_EP_DEVICE void send(const Unit& unit, const Unit& next) {
@@ -59,8 +56,7 @@ struct ElasticSender {
       store(params.window.row(common.heaps[unit.to], landing_part(common.rank, unit.to),
                               params.window.slot_of(unit.token)));
     };
-    const std::byte *const row = row_of(unit), *const following = row_of(next);
-    pipe.move([=] { return row; }, [=] { return following; }, params.rows.row_bytes, [] { return true; }, to_each);
+    pipe.move([=] { return unit.row; }, [=] { return next.row; }, params.rows.row_bytes, [] { return true; }, to_each);
   }
 
   /// Word `at` of those that travel beside a token's row.
@@ -94,11 +90,10 @@ struct ElasticSender {
     turns = Turns::of_warp(&params.common.state->next_piece, tokens, params.sending_blocks * params.sending_warps,
                            warp_index() * params.sending_blocks + block_index() - params.first_sender);
     ahead = unit_of(turns.turn);
-    if (ahead.travels) pipe.begin(row_of(ahead), params.rows.row_bytes);
+    if (ahead.row != nullptr) pipe.begin(ahead.row, params.rows.row_bytes);
   }
   /// Sends what this warp has to send. Afterwards every store of the warp is complete.
   DEEP_EP_DEVICE void send() {
-    if (!sends()) return;
 #pragma unroll 1
     for (Unit unit = ahead; !turns.over();) {
       const std::uint32_t drawn = turns.draw();  // needed when this row is on its way

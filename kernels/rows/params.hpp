@@ -102,7 +102,7 @@ struct NumberingShared {
   std::int32_t* totals;       ///< [columns]
   std::int32_t* starts;       ///< [num_experts]: first row of each expert
   std::int32_t* source_ends;  ///< [num_ranks]
-  std::int16_t* few;          ///< [num_ranks, few]: experts, -1 for none
+  std::uint64_t* few;         ///< [num_ranks, few / 4]: experts, of 16 bits, -1 for none
   std::size_t bytes;
 
   DEEP_EP_HOST_DEVICE NumberingShared(Carver carver, const NumberingParams& params, bool of_all_ranks) {
@@ -112,7 +112,7 @@ struct NumberingShared {
     totals = carver.take<std::int32_t>(columns);
     starts = carver.take<std::int32_t>(static_cast<std::size_t>(params.num_experts));
     source_ends = carver.take<std::int32_t>(static_cast<std::size_t>(params.num_ranks));
-    few = carver.take<std::int16_t>(static_cast<std::size_t>(params.num_ranks) * static_cast<std::size_t>(params.few));
+    few = carver.take<std::uint64_t>(static_cast<std::size_t>(params.num_ranks * params.few / 4));
     bytes = carver.bytes();
   }
 };

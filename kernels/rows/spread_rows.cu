@@ -14,9 +14,9 @@ namespace deep_ep::device {
 /// A row, as the lanes of a warp know it.
 struct SpreadRow {
   std::int64_t number;
-  std::int64_t slot;    ///< where it belongs by the lane's selection, -1: nowhere
-  std::int64_t beside;  ///< the place of what lies beside it
-  const std::byte* from;
+  std::int64_t slot;      ///< where it belongs by the lane's selection, -1: nowhere
+  std::int64_t beside;    ///< the place of what lies beside it
+  const std::byte* from;  ///< nullptr: it belongs nowhere
 };
 
 /// By a whole warp, not expanded: what row `number` selects on this rank, nothing unless the row is `there`.
@@ -106,45 +106,37 @@ struct RowSpreader {
   /// What is known of row `row`: where it belongs, where it lies, and what is beside it.
   DEEP_EP_DEVICE SpreadRow look(std::int64_t row) const {
     const std::int32_t origin = params.heap == nullptr ? 0 : load_weak(params.metadata.row(row));
-    SpreadRow unit{row, slot_of(row), row, params.rows + row * params.row_bytes};
-    if (params.heap == nullptr) return unit;
-    const int source = origin < 0 ? params.num_ranks : origin / params.window.max_tokens;
-    const std::int32_t token = origin - source * params.window.max_tokens;
-    if (source >= params.num_ranks || !params.window.holds(token)) {
-      unit.slot = -1;  // not in this pass
-      return unit;
+    SpreadRow found{row, slot_of(row), row, params.rows + row * params.row_bytes};
+    if (params.heap != nullptr) {
+      const int source = origin < 0 ? params.num_ranks : origin / params.window.max_tokens;
+      const std::int32_t token = origin - source * params.window.max_tokens;
+      const std::int32_t place = params.window.slot_of(token);
+      if (source >= params.num_ranks || !params.window.holds(token)) found.slot = -1;  // not in this pass
+      found.beside = params.window.place_beside(source, place);
+      found.from = source == params.rank ? params.own_rows + std::int64_t{token} * params.row_bytes
+                                         : params.window.row(params.heap, landing_part(source, params.rank), place);
     }
-    unit.beside = params.window.place_beside(source, params.window.slot_of(token));
-    unit.from = source == params.rank
-                    ? params.own_rows + std::int64_t{token} * params.row_bytes
-                    : params.window.row(params.heap, landing_part(source, params.rank), params.window.slot_of(token));
-    return unit;
-  }
-  /// The address of a row that belongs somewhere; else nullptr.
-  DEEP_EP_DEVICE const std::byte* moved(const SpreadRow& unit) const {
-    return warp::any(unit.slot >= 0) ? unit.from : nullptr;
+    if (!warp::any(found.slot >= 0)) found.from = nullptr;
+    return found;
   }
 
-  /// `unit`: what is known of the warp's first row, if there is one.
-  DEEP_EP_DEVICE void spread(SpreadRow unit) {
-    const std::byte* row = unit.number < valid ? moved(unit) : nullptr;
-    if (row != nullptr) pipe.begin(row, params.row_bytes);
-    if (params.kept[0].to != nullptr) copy_kept(params, unit.number, step);
+  /// `row`: what is known of the warp's first row, if there is one.
+  DEEP_EP_DEVICE void spread(SpreadRow row) {
+    if (row.number < valid && row.from != nullptr) pipe.begin(row.from, params.row_bytes);
+    if (params.kept[0].to != nullptr) copy_kept(params, row.number, step);
 #pragma unroll 1
-    while (unit.number < valid) {
-      const std::int64_t following = unit.number + step;
+    while (row.number < valid) {
+      const std::int64_t following = row.number + step;
       const SpreadRow next = following < valid ? look(following) : SpreadRow{valid, -1, 0, nullptr};
-      const std::byte* next_row = moved(next);
       const auto beside = [&] {
-        if (row != nullptr) spread_beside(params, unit, warp::ballot(unit.slot >= 0));
+        if (row.from != nullptr) spread_beside(params, row, warp::ballot(row.slot >= 0));
         return true;
       };
       const auto to_slot = [&](auto store) {
-        if (unit.slot >= 0) store(params.spread_rows + unit.slot * params.row_bytes);
+        if (row.slot >= 0) store(params.spread_rows + row.slot * params.row_bytes);
       };
-      pipe.move([=] { return row; }, [=] { return next_row; }, params.row_bytes, beside, to_slot);
-      unit = next;
-      row = next_row;
+      pipe.move([=] { return row.from; }, [=] { return next.from; }, params.row_bytes, beside, to_slot);
+      row = next;
     }
     pipe.drop();
   }

@@ -1,9 +1,8 @@
 // The functions of memory.hpp on the host: C++ atomics on plain words. All scopes are one.
 #pragma once
 
-#include <time.h>
-
 #include <atomic>
+#include <chrono>
 #include <string>
 
 #include "deep_ep/error.hpp"
@@ -103,9 +102,7 @@ void check_space(const void* p) {
 }
 
 inline std::uint64_t now_ns() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<std::uint64_t>(now.tv_sec) * 1000000000u + static_cast<std::uint64_t>(now.tv_nsec);
+  return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1));
 }
 
 }  // namespace deep_ep::host_machine

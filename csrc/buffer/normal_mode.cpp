@@ -232,12 +232,12 @@ SentRows sent_rows(const DispatchArguments& arguments, int num_local_experts, co
 }
 
 std::size_t plan_stages(PipeShape& pipe, int warps, std::size_t row_bytes, std::size_t room, std::size_t before) {
-  constexpr std::uint32_t kMost = 8;
+  constexpr int kMost = 8;
   const auto bytes = [&] { return align_to_line(before) + WarpStages(Carver::without_memory(), warps, pipe).bytes; };
   pipe = {kMost, 0};
   const std::size_t of_warp = (room - bytes()) / static_cast<std::size_t>(warps);
   const std::size_t row = align_to_line(row_bytes);
-  pipe.stages = static_cast<std::uint32_t>(std::clamp<std::size_t>(of_warp / row, 2, kMost));
+  pipe.stages = static_cast<int>(std::clamp<std::size_t>(of_warp / row, 2, kMost));
   pipe.stage_bytes = static_cast<std::uint32_t>(std::min(row, of_warp / 2 / kLine * kLine));
   return bytes();
 }

@@ -5,6 +5,7 @@
 
 #include "kernels/common/limits.hpp"
 #include "kernels/primitives/cell.hpp"
+#include "kernels/primitives/divisor.hpp"
 
 namespace deep_ep {
 
@@ -20,9 +21,9 @@ struct Progress {
   DEEP_EP_HOST_DEVICE static constexpr std::uint64_t call_of(std::uint64_t word) { return word >> kPositionBits; }
   /// The part that each of `parts` blocks adds to a word, which has moved on by a call when all have; one is the
   /// `first`.
-  DEEP_EP_DEVICE static std::uint64_t part_of_call(int parts, bool first) {
-    const std::uint32_t part = kMostPosition / static_cast<std::uint32_t>(parts);
-    return first ? at(1) - std::uint64_t{part} * static_cast<std::uint32_t>(parts - 1) : part;
+  DEEP_EP_DEVICE static std::uint64_t part_of_call(const Divisor& parts, bool first) {
+    const auto part = static_cast<std::uint64_t>(static_cast<int>(kMostPosition) / parts);
+    return first ? at(1) - part * static_cast<std::uint32_t>(parts - 1) : part;
   }
 };
 

@@ -4,6 +4,7 @@
 
 #include "kernels/common/carver.hpp"
 #include "kernels/primitives/bulk.hpp"
+#include "kernels/primitives/divisor.hpp"
 #include "kernels/primitives/thread.hpp"
 #include "kernels/primitives/warp.hpp"
 
@@ -11,7 +12,7 @@ namespace deep_ep {
 
 /// How a warp's pipeline is cut. Plain data, set by the host.
 struct PipeShape {
-  std::uint32_t stages;       ///< 2..8
+  Divisor stages;             ///< 2..8
   std::uint32_t stage_bytes;  ///< rows move in pieces of at most this size, multiple of 128
 };
 
@@ -20,13 +21,22 @@ namespace device {
 struct RowPipe {
   Mbarrier* barriers;  ///< [stages]
   std::byte* memory;
-  std::uint32_t stages, stage_bytes;
+  Divisor stages;
+  std::uint32_t stage_bytes;
   std::uint32_t loaded = 0, stored = 0;  ///< pieces so far
+
+  DEEP_EP_DEVICE int stage_of(std::uint32_t piece) const { return static_cast<int>(piece) % stages; }
+  DEEP_EP_DEVICE std::byte* memory_of(std::uint32_t piece) const {
+    return memory + static_cast<std::uint32_t>(stage_of(piece)) * stage_bytes;
+  }
+  DEEP_EP_DEVICE void await(std::uint32_t piece) const {
+    mbarrier::wait(barriers[stage_of(piece)], static_cast<std::uint32_t>(static_cast<int>(piece) / stages & 1));
+  }
 
   /// By one lane, before the warp's first load.
   DEEP_EP_DEVICE void init() const {
 #pragma unroll 1
-    for (std::uint32_t stage = 0; stage < stages; ++stage) mbarrier::init(barriers[stage], 1);
+    for (int stage = 0; stage < stages; ++stage) mbarrier::init(barriers[stage], 1);
     mbarrier::fence_init();
   }
 
@@ -34,12 +44,12 @@ struct RowPipe {
   DEEP_EP_DEVICE void load(const std::byte* from, std::uint32_t bytes) {
     // Every lane that stored from this stage must have seen its stores read it: all but the latest stages - 2, or - 1
     // where nothing is under way.
-    bulk::wait_read(static_cast<int>(stages - 1 - (loaded - stored)));
+    bulk::wait_read(stages - 1 - static_cast<int>(loaded - stored));
     warp::sync();
     if (lane_index() == 0) {
-      Mbarrier& barrier = barriers[loaded % stages];
+      Mbarrier& barrier = barriers[stage_of(loaded)];
       mbarrier::arrive_expect_bytes(barrier, bytes);
-      bulk::load(memory + loaded % stages * stage_bytes, from, bytes, barrier);
+      bulk::load(memory_of(loaded), from, bytes, barrier);
     }
     ++loaded;
   }
@@ -48,8 +58,8 @@ struct RowPipe {
   /// `store(address)`; lanes do so for themselves.
   template <class ToEach>
   DEEP_EP_DEVICE void store(std::uint32_t bytes, ToEach to_each) {
-    mbarrier::wait(barriers[stored % stages], stored / stages & 1);
-    const std::byte* from = memory + stored % stages * stage_bytes;
+    await(stored);
+    const std::byte* from = memory_of(stored);
     to_each([&](std::byte* to) { bulk::store(to, from, bytes); });
     bulk::commit();
     ++stored;
@@ -81,7 +91,7 @@ struct RowPipe {
 
   /// Where pieces are given up: none may arrive when the memory is no longer the block's.
   DEEP_EP_DEVICE void drop() {
-    for (; stored != loaded; ++stored) mbarrier::wait(barriers[stored % stages], stored / stages & 1);
+    for (; stored != loaded; ++stored) await(stored);
     bulk::wait(0);
   }
 };
@@ -96,14 +106,14 @@ struct WarpStages {
   std::size_t bytes;
 
   DEEP_EP_HOST_DEVICE WarpStages(Carver carver, int warps, const PipeShape& of_warp)
-      : barriers(carver.take<device::Mbarrier>(static_cast<std::size_t>(warps) * of_warp.stages, kLine)),
-        memory(carver.take<std::byte>(static_cast<std::size_t>(warps) * of_warp.stages * of_warp.stage_bytes, kLine)),
+      : barriers(carver.take<device::Mbarrier>(static_cast<std::size_t>(warps * of_warp.stages), kLine)),
+        memory(carver.take<std::byte>(static_cast<std::size_t>(warps * of_warp.stages) * of_warp.stage_bytes, kLine)),
         shape(of_warp),
         bytes(carver.bytes()) {}
 
   DEEP_EP_DEVICE device::RowPipe pipe(int warp) const {
-    const std::uint32_t first = static_cast<std::uint32_t>(warp) * shape.stages;
-    return {barriers + first, memory + std::size_t{first} * shape.stage_bytes, shape.stages, shape.stage_bytes};
+    const int first = warp * shape.stages;
+    return {barriers + first, memory + std::int64_t{first} * shape.stage_bytes, shape.stages, shape.stage_bytes};
   }
 };
 

@@ -43,7 +43,7 @@ struct ElasticDispatchParams : SentRows {
   ToldSelections told;
   NumberingParams numbers;
   int first_sender;  ///< 1, or 0 where the block that tells sends, too
-  int sending_blocks;
+  Divisor sending_blocks;
   int sending_warps;  ///< of each, the first ones
   PipeShape pipe;     ///< of a sending warp, in shared memory
 };

@@ -31,11 +31,10 @@ DEEP_EP_DEVICE void layout_body(const LayoutParams& params, std::byte* memory) {
   // 2. Count. A token counts once per rank and once per node, however many of its experts live there: the node's first
   // rank asks for the node. The ranks share the token's selections, each of which counts for its expert.
   const auto count = [](std::int32_t& counter) { fetch_add_relaxed<Scope::block>(&counter, 1); };
-  const auto ranks = static_cast<std::uint32_t>(params.num_ranks);
   for (auto at = static_cast<std::uint32_t>(block_index() * block_threads() + thread_index());
-       at < static_cast<std::uint32_t>(params.num_tokens) * ranks;
+       at < static_cast<std::uint32_t>(params.num_tokens * params.num_ranks);
        at += static_cast<std::uint32_t>(grid_blocks() * block_threads())) {
-    const auto token = static_cast<int>(at / ranks), rank = static_cast<int>(at % ranks);
+    const int token = static_cast<int>(at) / params.num_ranks, rank = static_cast<int>(at) % params.num_ranks;
     const auto selects = [&](int num_experts) {  // from the rank's first on
       bool selected = false;
 #pragma unroll 4

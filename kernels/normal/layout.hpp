@@ -5,6 +5,7 @@
 
 #include "kernels/common/faults.hpp"
 #include "kernels/common/topk.hpp"
+#include "kernels/primitives/divisor.hpp"
 
 namespace deep_ep {
 
@@ -19,9 +20,9 @@ struct LayoutParams {
   int num_tokens;
   int num_topk;
   int num_experts;
-  int num_ranks;
-  int ranks_per_node;  ///< divides num_ranks
-  int num_nodes;       ///< 0 where nobody asks for them: there is one
+  Divisor num_ranks;
+  Divisor ranks_per_node;  ///< divides num_ranks
+  int num_nodes;           ///< 0 where nobody asks for them: there is one
   LayoutWork* work;
   std::int32_t* num_tokens_per_rank;    ///< [num_ranks]
   std::int32_t* num_tokens_per_expert;  ///< [num_experts]

@@ -31,6 +31,9 @@ class Divisor {
   DEEP_EP_HOST_DEVICE friend constexpr int operator%(int number, const Divisor& divisor) {
     return number - number / divisor * static_cast<int>(divisor.value_);
   }
+  DEEP_EP_HOST_DEVICE friend constexpr int align_up(int number, const Divisor& alignment) {
+    return (number + alignment - 1) / alignment * alignment;
+  }
 
  private:
   std::uint32_t value_;

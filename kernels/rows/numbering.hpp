@@ -69,10 +69,10 @@ struct SelectionNumberer {
   template <class Visit>
   DEEP_EP_DEVICE void for_each_selection(Visit visit) const {
     const Divisor& topk = num_topk();
-    const int at_once = kWarpSize / topk;
+    const int at_once = params.at_once;
     if (warp_index() >= params.warps) return;
-    const int all = shared.source_ends[params.num_ranks - 1], shares = params.blocks * params.warps;
-    const int share = ((all + at_once - 1) / at_once + shares - 1) / shares * at_once;
+    const int all = shared.source_ends[params.num_ranks - 1];
+    const int share = ((all + at_once - 1) / params.at_once + params.all_warps - 1) / params.all_warps * at_once;
     const int begin = (block * params.warps + warp_index()) * share, end = begin + share < all ? begin + share : all;
     const int of_lane = lane_index() / topk;
     int source = 0;

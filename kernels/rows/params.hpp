@@ -76,11 +76,13 @@ struct NumberingParams {
   int num_ranks;
   Divisor num_experts;  ///< of each rank
   int max_tokens;       ///< of each rank
-  int alignment;
+  Divisor alignment;
   std::int32_t* counts;    ///< [blocks, columns]: what blocks tell each other; one block needs none
   std::uint64_t* counted;  ///< a word of Progress: the calls in which they have done so
-  int blocks;              ///< the last ones of the grid
+  Divisor blocks;          ///< the last ones of the grid
   int warps;               ///< of each of these blocks, for which shared memory has room
+  Divisor all_warps;       ///< of all these blocks
+  Divisor at_once;         ///< tokens that a warp looks at, a lane for each selection
   int few;                 ///< selections of each source that each block keeps in shared memory; 0: they are many
 
   DEEP_EP_HOST_DEVICE int columns(bool of_all_ranks) const { return (of_all_ranks ? 2 * num_ranks : 0) + num_experts; }
@@ -162,7 +164,7 @@ struct SpreadRowsParams {
 
   const std::int32_t* expert_ends;  ///< [num_experts], of the expanded layout; nullptr: gaps stay as they are
   int num_experts;
-  int alignment;
+  Divisor alignment, sharing;  ///< warps that share a gap
 
   PipeShape pipe;  ///< of a warp, in shared memory
 };

@@ -64,16 +64,15 @@ DEEP_EP_DEVICE void clear_row(const SpreadRowsParams& params, std::int64_t to) {
   if (params.weights != nullptr && lane_index() == 0) params.spread_weights[to] = 0;
 }
 
-/// By all warps of the grid: gaps behind the experts' rows. Several warps share a gap.
+/// By all warps of the grid: gaps behind the experts' rows.
 DEEP_EP_DEVICE void clear_gaps(const SpreadRowsParams& params, std::int64_t warp, std::int64_t warps) {
-  constexpr int kMostSharing = 64;
-  const int sharing = params.alignment < kMostSharing ? params.alignment : kMostSharing;
 #pragma unroll 1
-  for (std::int64_t unit = warp; unit < std::int64_t{params.num_experts} * sharing; unit += warps) {
-    const std::int64_t begin = load_weak(params.expert_ends + unit / sharing);
-    const std::int64_t end = align_up(begin, params.alignment);
+  for (auto unit = static_cast<int>(warp); unit < params.num_experts * params.sharing;
+       unit += static_cast<int>(warps)) {
+    const std::int32_t begin = load_weak(params.expert_ends + unit / params.sharing);
+    const std::int32_t end = align_up(begin, params.alignment);
 #pragma unroll 1
-    for (std::int64_t to = begin + unit % sharing; to < end && to < params.num_spread; to += sharing) {
+    for (std::int32_t to = begin + unit % params.sharing; to < end && to < params.num_spread; to += params.sharing) {
       clear_row(params, to);
     }
   }

@@ -49,6 +49,7 @@ std::size_t plan_numbering(NumberingParams& params, const ElasticDispatchArgumen
   params.max_tokens = arguments.max_tokens;
   params.alignment = arguments.expert_alignment;
   params.metadata.num_topk = static_cast<int>(arguments.topk_idx.size(1));
+  params.at_once = 32 / params.metadata.num_topk;
   constexpr std::int64_t kOfBlock = 2048;
   // Few selections are numbered by several blocks: on two H100 128 tokens took 1.5 us longer than one token with 8
   // blocks, and 7.7 us longer with one.
@@ -61,6 +62,7 @@ std::size_t plan_numbering(NumberingParams& params, const ElasticDispatchArgumen
   const std::size_t room = runtime.policy().max_shared_bytes;
   const auto bytes = [&] { return NumberingShared(Carver::without_memory(), params, of_all_ranks).bytes; };
   while (params.warps > 1 && bytes() > room) --params.warps;
+  params.all_warps = params.blocks * params.warps;
   if (bytes() <= room) return bytes();
   fail<InvalidArgument>(
       "num_experts is {} and max_tokens {}, allowed: so many that counters of {} experts and {} selections of each "
@@ -123,6 +125,7 @@ void make_results(ElasticDispatchResult& results, const ElasticDispatchArguments
     params.expert_ends = handle.expert_ends.as<std::int32_t>();
     params.num_experts = static_cast<int>(handle.expert_ends.size(0));
     params.alignment = arguments.expert_alignment;
+    params.sharing = std::min(arguments.expert_alignment, 64);
   }
   WantedTensors wanted(arguments.x.device);
   wanted.add(results.recv_x, &params.spread_rows, arguments.x.dtype, {moved, arguments.x.size(1)});

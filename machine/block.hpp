@@ -36,7 +36,7 @@ class Block final : public Machine {
   void warp_sync() override;
   const std::byte* warp_exchange(const char* op, const void* value, int bytes) override;
   bool block_sync(bool good) override;
-  void mbarrier_init(std::uint64_t& word, std::uint32_t arrivals) override;
+  void mbarrier_init(std::uint64_t& word) override;
   void mbarrier_fence_init() override;
   void mbarrier_arrive(std::uint64_t& word, std::uint32_t expected_bytes) override;
   void mbarrier_wait(std::uint64_t& word, std::uint32_t parity) override;

@@ -16,7 +16,6 @@ namespace {
 
 constexpr std::uint64_t kTicketMark = 0x6d62617200000000u;  // "mbar" in the upper half
 constexpr std::uint64_t kTicketMask = 0xffffffff00000000u;
-constexpr std::uint32_t kMostArrivals = (1u << 20) - 1;
 
 }  // namespace
 
@@ -107,18 +106,14 @@ bool Block::block_sync(bool good) {
 
 // ---- Mbarriers. Their word is read in the thread's own context: using one without a barrier after init is a race ----
 
-void Block::mbarrier_init(std::uint64_t& word, std::uint32_t arrivals) {
+void Block::mbarrier_init(std::uint64_t& word) {
   std::uint64_t ticket = 0;
   {
     const tsan::Scope as_worker(worker_tsan_context_);
     if (!shared_.contains(&word, sizeof word)) fail<Error>("mbarrier::init of a barrier outside shared memory");
-    if (arrivals == 0 || arrivals > kMostArrivals) {
-      fail<Error>("mbarrier::init at {} with {} arrivals; allowed: 1 to {}", shared_.name(&word), arrivals,
-                  kMostArrivals);
-    }
     const auto living = std::ranges::find(mbarriers_, &word, &MbarrierState::word);
     if (living != mbarriers_.end()) fail<Error>("mbarrier::init of a living barrier: {}", describe(*living));
-    mbarriers_.push_back({Gathering(static_cast<int>(arrivals)), &word});
+    mbarriers_.push_back({Gathering(1), &word});
     ticket = kTicketMark | (mbarriers_.size() - 1);
   }
   word = ticket;

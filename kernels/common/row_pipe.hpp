@@ -36,7 +36,7 @@ struct RowPipe {
   /// By one lane, before the warp's first load.
   DEEP_EP_DEVICE void init() const {
 #pragma unroll 1
-    for (int stage = 0; stage < stages; ++stage) mbarrier::init(barriers[stage], 1);
+    for (int stage = 0; stage < stages; ++stage) mbarrier::init(barriers[stage]);
     mbarrier::fence_init();
   }
 

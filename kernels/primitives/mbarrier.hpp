@@ -1,8 +1,7 @@
-// Barriers in shared memory that count arrivals and bytes, so that bulk loads can complete them.
-// A phase ends when all arrivals came and all expected bytes were written; the next begins at once with the same number
-// of arrivals. Phases alternate in parity, beginning with 0. Life of one:
-//   one thread: init, fence_init; block::sync; then each phase: arrive_expect_bytes + bulk::load ..., all:
-//   wait(parity).
+// Barriers in shared memory that count bytes, so that bulk loads can complete them. A phase ends when one thread has
+// arrived and all bytes that it expects were written; the next begins at once. Phases alternate in parity, beginning
+// with 0. Life of one: one thread calls init, fence_init; a sync; then each phase: one thread calls arrive_expect_bytes
+// and bulk::load ..., all wait(parity).
 #pragma once
 
 #include "kernels/primitives/target.hpp"
@@ -26,12 +25,12 @@ struct alignas(8) Mbarrier {
 
 namespace mbarrier {
 
-/// By one thread, before anyone else touches it: a phase takes `arrivals` arrivals.
-DEEP_EP_DEVICE void init(Mbarrier& barrier, std::uint32_t arrivals) {
+/// By one thread, before anyone else touches it.
+DEEP_EP_DEVICE void init(Mbarrier& barrier) {
 #if DEEP_EP_TARGET_CUDA
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&barrier)), "r"(arrivals) : "memory");
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(&barrier)) : "memory");
 #else
-  host_machine::current_thread->machine->mbarrier_init(barrier.word, arrivals);
+  host_machine::current_thread->machine->mbarrier_init(barrier.word);
 #endif
 }
 
@@ -57,8 +56,8 @@ DEEP_EP_DEVICE void arrive_expect_bytes(Mbarrier& barrier, std::uint32_t bytes) 
 #endif
 }
 
-/// Waits for the end of the phase of this parity: its arrivals' writes and its loads' bytes are visible to this thread
-/// then. Without deadline: use it for what this block itself has under way.
+/// Waits for the end of the phase of this parity: the writes before its arrival and its loads' bytes are visible to
+/// this thread then. Without deadline: use it for what this block itself has under way.
 DEEP_EP_DEVICE void wait(Mbarrier& barrier, std::uint32_t parity) {
 #if DEEP_EP_TARGET_CUDA
   while (!::cuda::ptx::mbarrier_try_wait_parity(&barrier.word, parity)) {

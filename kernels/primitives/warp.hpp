@@ -12,14 +12,10 @@ namespace deep_ep::device::warp {
 
 namespace detail {
 
-template <class T>
-constexpr bool exchangeable = std::is_trivially_copyable_v<T> && (sizeof(T) <= 8 || sizeof(T) == 16);
-
 #if DEEP_EP_TARGET_CUDA
 // Applies a 32-bit shuffle to every word of a value.
 template <class T, class Shuffle>
 DEEP_EP_DEVICE T by_words(T value, Shuffle shuffle) {
-  static_assert(exchangeable<T>, "1 to 8 or 16 trivially copyable bytes");
   constexpr int kWords = (sizeof(T) + 3) / 4;
   std::uint32_t words[kWords] = {};
   memcpy(words, &value, sizeof(T));
@@ -31,7 +27,7 @@ DEEP_EP_DEVICE T by_words(T value, Shuffle shuffle) {
 #else
 template <class T>
 const std::byte* give(const char* op, const T& value) {
-  static_assert(exchangeable<T>, "1 to 8 or 16 trivially copyable bytes");
+  static_assert(std::is_trivially_copyable_v<T> && (sizeof(T) <= 8 || sizeof(T) == 16));
   return host_machine::current_thread->machine->warp_exchange(op, &value, sizeof(T));
 }
 template <class T>

@@ -19,7 +19,7 @@ class FreezingMachine final : public Machine {
     return next().warp_exchange(op, value, bytes);
   }
   bool block_sync(bool good) override { return next().block_sync(good); }
-  void mbarrier_init(std::uint64_t& word, std::uint32_t arrivals) override { next().mbarrier_init(word, arrivals); }
+  void mbarrier_init(std::uint64_t& word) override { next().mbarrier_init(word); }
   void mbarrier_fence_init() override { next().mbarrier_fence_init(); }
   void mbarrier_arrive(std::uint64_t& word, std::uint32_t bytes) override { next().mbarrier_arrive(word, bytes); }
   void mbarrier_wait(std::uint64_t& word, std::uint32_t parity) override { next().mbarrier_wait(word, parity); }

@@ -33,7 +33,7 @@ class Machine {
   /// Returns when all threads of the block came: whether `good` was true in every one. Orders memory among them.
   virtual bool block_sync(bool good) = 0;
 
-  virtual void mbarrier_init(std::uint64_t& word, std::uint32_t arrivals) = 0;
+  virtual void mbarrier_init(std::uint64_t& word) = 0;
   virtual void mbarrier_fence_init() = 0;
   virtual void mbarrier_arrive(std::uint64_t& word, std::uint32_t expected_bytes) = 0;
   virtual void mbarrier_wait(std::uint64_t& word, std::uint32_t parity) = 0;

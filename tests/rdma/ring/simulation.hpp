@@ -31,7 +31,7 @@ class Simulation final : public host_machine::Machine {
   void warp_sync() override { refuse(); }
   const std::byte* warp_exchange(const char*, const void*, int) override { return refuse(), nullptr; }
   bool block_sync(bool) override { return refuse(), false; }
-  void mbarrier_init(std::uint64_t&, std::uint32_t) override { refuse(); }
+  void mbarrier_init(std::uint64_t&) override { refuse(); }
   void mbarrier_fence_init() override { refuse(); }
   void mbarrier_arrive(std::uint64_t&, std::uint32_t) override { refuse(); }
   void mbarrier_wait(std::uint64_t&, std::uint32_t) override { refuse(); }

@@ -114,18 +114,6 @@ DEEP_EP_DEVICE bool meet(const ElasticDispatchParams& params, std::uint64_t epoc
   return true;
 }
 
-/// By a block that sends, whose warps have their first rows at hand. Each adds its part to the words of this rank's
-/// rows, so none waits for another.
-DEEP_EP_DEVICE void send(const ElasticDispatchParams& params, ElasticSender& sender) {
-  const IntranodeParams& common = params.common;
-  sender.send();
-  block::sync();  // all its stores are complete
-  block::each(common.num_ranks, [&](int peer) {
-    add_release<Scope::system>(common.signal_to(peer, IntranodeSignal::dispatch_rows),
-                               Progress::part_of_call(params.sending_blocks, block_index() == params.first_sender));
-  });
-}
-
 /// By the last block of the grid, at its end: if its own work is `good`, waits for the rows of every source. Then it
 /// counts the call.
 ///
@@ -159,9 +147,7 @@ DEEP_EP_DEVICE void dispatch_elastic_body(const ElasticDispatchParams& params, s
   const bool numbers = params.fresh && block_index() >= grid_blocks() - params.numbers.blocks;
   const ToldTokens told{params, epoch, {Carver(memory), params.numbers, ToldTokens::kOfAllRanks}};
   const bool good = call.begun && meet(params, epoch, numbers ? told.shared.source_ends : nullptr);
-  if (good && block_index() >= params.first_sender && block_index() < params.first_sender + params.sending_blocks) {
-    send(params, sender);
-  }
+  if (good && sender.sends()) sender.send();
   sender.pipe.drop();  // what is prepared and not sent
   if (good && numbers) told.number();
   if (is_last_block()) end_dispatch(params, call, good);

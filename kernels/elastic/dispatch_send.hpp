@@ -14,9 +14,10 @@ struct ElasticSender {
   const ElasticDispatchParams& params;
   RowPipe pipe;
 
+  /// Does this block send?
   DEEP_EP_DEVICE bool sends() const {
     const int block = block_index() - params.first_sender;
-    return block >= 0 && block < params.sending_blocks && warp_index() < params.sending_warps;
+    return block >= 0 && block < params.sending_blocks;
   }
 
   struct Unit {
@@ -84,7 +85,7 @@ struct ElasticSender {
 
   /// Before ranks meet: the warp's first token comes to shared memory.
   DEEP_EP_DEVICE void prepare() {
-    if (!sends()) return;
+    if (!sends() || warp_index() >= params.sending_warps) return;
     if (lane_index() == 0) pipe.init();
     const auto tokens = static_cast<std::uint32_t>(params.window.tokens_of(params.num_tokens));
     turns = Turns::of_warp(&params.common.state->next_piece, tokens, params.sending_blocks * params.sending_warps,
@@ -92,7 +93,8 @@ struct ElasticSender {
     ahead = unit_of(turns.turn);
     if (ahead.row != nullptr) pipe.begin(ahead.row, params.rows.row_bytes);
   }
-  /// Sends what this warp has to send. Afterwards every store of the warp is complete.
+  /// By all warps of a block that sends. Each block adds its part to the words of this rank's rows, so none waits for
+  /// another.
   DEEP_EP_DEVICE void send() {
 #pragma unroll 1
     for (Unit unit = ahead; !turns.over();) {
@@ -105,6 +107,11 @@ struct ElasticSender {
     }
     pipe.drop();
     bulk::fence_global();
+    block::sync();  // all stores of the block are complete
+    block::each(params.common.num_ranks, [&](int peer) {
+      add_release<Scope::system>(params.common.signal_to(peer, IntranodeSignal::dispatch_rows),
+                                 Progress::part_of_call(params.sending_blocks, block_index() == params.first_sender));
+    });
   }
 };
 

@@ -38,13 +38,6 @@ DEEP_EP_DEVICE std::int64_t returned_row(const SumRowsParams& params, std::int64
   return row;
 }
 
-/// By a lane: the weight of selection k of a received row that goes back.
-DEEP_EP_DEVICE float sent_weight(const SumRowsParams& params, std::int64_t row, int k) {
-  if (params.sums == nullptr) return load_weak(params.sent_weights + row * params.metadata.num_topk + k);
-  const std::int32_t slot = load_weak(params.metadata.slots(row) + k);
-  return slot >= 0 && slot < params.num_rows ? load_weak(params.sent_weights + slot) : 0.0f;
-}
-
 /// By a whole warp: what is said of the rows that go back for a received one.
 DEEP_EP_DEVICE void address(const SumRowsParams& params, std::int64_t row) {
   const Divisor& num_topk = params.metadata.num_topk;
@@ -67,7 +60,11 @@ DEEP_EP_DEVICE void address(const SumRowsParams& params, std::int64_t row) {
     params.beside[sent * columns] = (origin - source * params.max_tokens) * num_topk + selection;
   }
   if (params.sent_weights != nullptr && lane < num_topk) {
-    reinterpret_cast<float*>(params.beside + row * columns)[1 + lane] = sent_weight(params, row, lane);
+    const std::int64_t slot =
+        params.sums != nullptr ? load_weak(params.metadata.slots(row) + lane) : row * num_topk + lane;
+    const bool there = params.sums == nullptr || (slot >= 0 && slot < params.num_rows);
+    reinterpret_cast<float*>(params.beside + row * columns)[1 + lane] =
+        there ? load_weak(params.sent_weights + slot) : 0.0f;
   }
 }
 

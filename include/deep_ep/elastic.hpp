@@ -32,8 +32,7 @@ struct ElasticDispatchHandle {
   Tensor expert_counts = {};      ///< [E / R] int32: selections of each expert
   Tensor metadata = {};           ///< [N, K + 2] int32; rows of the expanded layout are -1 without `expand`
   Tensor local_topk_idx = {};     ///< [N, K] int32: index among this rank's experts, or -1
-  Tensor rows_at_owners = {};     ///< [T, K] int32: the row of each selection's token on the expert's rank, or -1;
-                                  ///< between nodes all -1
+  Tensor own_rows = {};           ///< [T, K] int32: K times the row of each token on this rank, or -1; between nodes -1
   DispatchHandle route = {};      ///< between nodes: where each token's row went
   Tensor topk_idx = {};           ///< with `copy_selections`
   std::int64_t num_expanded = 0;  ///< X
@@ -82,12 +81,12 @@ struct ElasticCombineArguments {
   /// [any number, H] bfloat16, aligned to 16 bytes, in any memory of the device: each row for another rank's token
   /// travels once.
   ConstTensorView x = {};
-  ConstTensorView metadata = {};        ///< [N, K + 2] int32, of the handle; stride 1 within a row
-  ConstTensorView source_ends = {};     ///< [R] int32, of the handle
-  ConstTensorView topk_idx = {};        ///< [T, K] int32 or int64, as dispatched
-  ConstTensorView rows_at_owners = {};  ///< [T, K] int32, of the handle
-  int num_experts = 0;                  ///< E
-  int max_tokens = 0;                   ///< M
+  ConstTensorView metadata = {};     ///< [N, K + 2] int32, of the handle; stride 1 within a row
+  ConstTensorView source_ends = {};  ///< [R] int32, of the handle
+  ConstTensorView topk_idx = {};     ///< [T, K] int32 or int64, as dispatched
+  ConstTensorView own_rows = {};     ///< [T, K] int32, of the handle
+  int num_experts = 0;               ///< E
+  int max_tokens = 0;                ///< M
   /// True: the metadata names rows of x; a named row beyond the end of x counts as none. False: x has N rows.
   bool expanded = false;
   /// With `expanded`: the token's rank adds the rows of all selections, and rounds once.

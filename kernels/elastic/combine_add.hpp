@@ -13,10 +13,10 @@ struct ElasticAdder {
   const ElasticCombineParams& params;
   std::uint64_t epoch;
 
-  /// A selection of a token, in the lane with its index.
-  struct Selection {
-    std::int64_t index = -1;
-    std::int32_t row_at_owner = -1;
+  /// What is known of a token before it is its turn.
+  struct Selections {
+    std::int64_t index;  ///< that the lane selects
+    std::int32_t own_row;
   };
   /// A token, as the lane of each selection knows it.
   struct Token {
@@ -29,24 +29,22 @@ struct ElasticAdder {
   DEEP_EP_DEVICE std::int32_t slot_of(const Token& token) const { return params.window.slot_of(token.number); }
   DEEP_EP_DEVICE bool is_own(const Token& token) const { return token.rank == params.common.rank; }
 
-  DEEP_EP_DEVICE Selection selection_at(std::int32_t number) const {
-    const std::int64_t at = std::int64_t{number} * params.num_topk + lane_index();
-    if (lane_index() >= params.num_topk) return {};
-    return {params.topk_idx.load_cached(at), load_weak(params.rows_at_owners + at)};
+  DEEP_EP_DEVICE Selections selections_of(std::int32_t number) const {
+    const std::int64_t first = std::int64_t{number} * params.num_topk;
+    return {lane_index() < params.num_topk ? params.topk_idx.load_cached(first + lane_index()) : -1,
+            load_weak(params.own_rows + first)};
   }
-  DEEP_EP_DEVICE Token token_of(std::int32_t number, const Selection& selection) const {
-    Token token{number, expert_of(selection.index, params.num_local_experts * params.common.num_ranks), false, {}};
+  DEEP_EP_DEVICE Token token_of(std::int32_t number, const Selections& selections) const {
+    Token token{number, expert_of(selections.index, params.num_local_experts * params.common.num_ranks), false, {}};
     if (token.rank >= 0) token.rank = token.rank / params.num_local_experts;
     // A lane without a selection has a number of its own, which no rank has.
     const auto rank = static_cast<std::uint32_t>(token.rank >= 0 ? token.rank : -1 - lane_index());
     const std::uint32_t same = warp::match_any(rank);
     token.last = token.rank >= 0 && highest_bit(same) == lane_index();
-    const std::uint32_t own = warp::ballot(is_own(token));
-    if (own == 0) return token;
-    const std::int32_t row = warp::shuffle(selection.row_at_owner, lowest_bit(own));
-    if (row < 0 || row >= params.metadata.valid()) return token;
+    const std::int32_t row = selections.own_row;
+    if (!warp::any(is_own(token)) || row < 0 || row >= params.metadata.valid()) return token;
     const ReceivedRow received = ReceivedRow::load(params, row);
-    // A row of another token does not count: rows_at_owners of another dispatch would name one.
+    // A row of another token does not count: own_rows of another dispatch would name one.
     if (received.origin == params.common.rank * params.window.max_tokens + number) token.own = received;
     return token;
   }
@@ -135,21 +133,19 @@ struct ElasticAdder {
     const Divisor& parts = params.parts_per_token;
     Turns turns = share_out();
     const auto token_at = [&](std::uint32_t at) { return params.window.first_token + static_cast<int>(at) / parts; };
-    const auto selection_of = [&](std::uint32_t at) {
-      return at < turns.end ? selection_at(token_at(at)) : Selection{};
-    };
-    Selection selection = selection_of(turns.turn);
+    const auto look = [&](std::uint32_t at) { return at < turns.end ? selections_of(token_at(at)) : Selections{}; };
+    Selections selections = look(turns.turn);
     while (!turns.over()) {
       // Neither of these is needed before this part is done.
       const std::uint32_t drawn = turns.draw();
-      const Selection next_selection = selection_of(turns.following);
-      const Token token = token_of(token_at(turns.turn), selection);
+      const Selections next = look(turns.following);
+      const Token token = token_of(token_at(turns.turn), selections);
       const int part = static_cast<int>(turns.turn) % parts;
       const std::uint64_t own = token.own.find(params, share_of(part));  // prefetched while the others' rows arrive
       if (!await(token)) return;
       add(token, own, part);
       turns.advance(drawn);
-      selection = next_selection;
+      selections = next;
     }
   }
 };

@@ -1,9 +1,9 @@
 // The blocks of the second interface's dispatch that number selections, while rows travel. They touch memory of their
 // own device only.
 //
-// Every rank has the selections of all ranks. Tokens are counted one after the other, by source: the row of a token at
-// a rank is how many tokens before it have an expert there. So a rank finds the places of the rows that come, and those
-// of its own tokens' rows at their owners, without asking anybody.
+// Every rank has the selections of all ranks. Tokens are counted one after the other, by source: the row of a token is
+// how many tokens before it have an expert of this rank. So a rank finds the places of the rows that come without
+// asking anybody.
 #pragma once
 
 #include "kernels/elastic/dispatch_params.hpp"
@@ -21,12 +21,13 @@ struct ToldTokens {
 
   DEEP_EP_DEVICE int num_ranks() const { return params.common.num_ranks; }
 
-  DEEP_EP_DEVICE std::int32_t expert(const Selection& selection) const {
+  DEEP_EP_DEVICE int local(const Selection& selection) const {
     const std::int64_t at = std::int64_t{selection.token} * params.rows.num_topk + selection.k;
-    if (params.told.apart()) {
-      return reinterpret_cast<const std::int16_t*>(shared.few)[selection.source * params.numbers.few + at];
-    }
-    return load_weak(params.told.of(params.common.own_heap(), selection.source, epoch) + at);
+    const int expert =
+        params.told.apart()
+            ? reinterpret_cast<const std::int16_t*>(shared.few)[selection.source * params.numbers.few + at]
+            : load_weak(params.told.of(params.common.own_heap(), selection.source, epoch) + at);
+    return expert_of(expert - params.common.rank * params.numbers.num_experts, params.numbers.num_experts);
   }
   DEEP_EP_DEVICE std::int32_t token_at_source(const Selection& selection) const { return selection.token; }
   DEEP_EP_DEVICE void tell_host(const SelectionNumberer<ToldTokens>& numberer) const {
@@ -37,7 +38,7 @@ struct ToldTokens {
     for (int expert = lane_index(); expert < params.numbers.num_experts; expert += kWarpSize) {
       host.tokens_per_expert[expert] = align_up(totals[expert], params.numbers.alignment);
     }
-    if (lane_index() == 0) host.num_recv_tokens = totals[numberer.column_of_rank(params.common.rank)];
+    if (lane_index() == 0) host.num_recv_tokens = numberer.end_of(num_ranks() - 1);
     warp::sync();
     if (lane_index() == 0) store_release<Scope::system>(&host.epoch, epoch);
   }

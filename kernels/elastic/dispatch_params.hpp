@@ -38,7 +38,6 @@ struct ElasticDispatchParams : SentRows {
   bool fresh;               ///< selections are told and numbered
   CallShape shape;          ///< fresh: must agree
   HostCounts* host_counts;  ///< out, fresh: nullptr when the host does not wait
-  bool weighted;
   TokenWindow window;
   ToldSelections told;
   NumberingParams numbers;

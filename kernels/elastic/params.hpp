@@ -33,8 +33,8 @@ struct ElasticCombineParams {
   bool weighted;
 
   // As owner.
-  TopkIndices topk_idx;                ///< [num_tokens, num_topk]
-  const std::int32_t* rows_at_owners;  ///< [num_tokens, num_topk]
+  TopkIndices topk_idx;          ///< [num_tokens, num_topk]
+  const std::int32_t* own_rows;  ///< [num_tokens, num_topk]
   std::int32_t num_tokens;
   const std::byte* bias[2];  ///< nullptr: none
   std::byte* combined_x;     ///< out, [num_tokens] rows

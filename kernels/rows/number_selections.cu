@@ -12,11 +12,9 @@ struct ReceivedTokens {
 
   const NumberRowsParams& params;
 
-  DEEP_EP_DEVICE std::int32_t expert(const Selection& selection) const {
-    const NumberingParams& numbers = params.numbers;
-    const std::int64_t at = std::int64_t{selection.position} * numbers.metadata.num_topk + selection.k;
-    const int local = expert_of(params.recv_topk_idx.load_cached(at), numbers.num_experts);
-    return local < 0 ? -1 : numbers.rank * numbers.num_experts + local;
+  DEEP_EP_DEVICE int local(const Selection& selection) const {
+    const std::int64_t at = std::int64_t{selection.position} * params.numbers.metadata.num_topk + selection.k;
+    return expert_of(params.recv_topk_idx.load_cached(at), params.numbers.num_experts);
   }
   DEEP_EP_DEVICE std::int32_t token_at_source(const Selection& selection) const {
     return params.source[selection.position];

@@ -28,22 +28,20 @@ DEEP_EP_DEVICE void running_sums(int count, Value value, Put put) {
 
 /// A selection, as a lane of a warp sees it that looks at several tokens.
 struct Selection {
-  int position;        ///< of the token among those that are numbered
-  std::int32_t token;  ///< the number of the token among those of its source
-  int source, k;
-  int local;           ///< the expert, if it is one of this rank, else -1
-  int rank;            ///< of the expert, -1: none
-  std::uint32_t same;  ///< lanes with selections of the same token at the same rank
-  std::uint32_t token_lanes;
-  bool there;
+  int position;  ///< of the token among those that are numbered
+  int k;
+  int source = -1;         ///< none: there is no such selection
+  std::int32_t token = 0;  ///< the number of the token among those of its source
+  int local = -1;          ///< the expert, if it is one of this rank
+  std::uint32_t here = 0;  ///< lanes with selections of the same token at this rank
 
   /// One lane for each row.
-  DEEP_EP_DEVICE bool leads() const { return rank >= 0 && lowest_bit(same) == lane_index(); }
+  DEEP_EP_DEVICE bool leads() const { return here != 0 && lowest_bit(here) == lane_index(); }
 };
 
 /// By whole blocks that number. `Tokens` says which tokens there are, as sources have them one behind the other:
-///   kOfAllRanks                   selections of all ranks; false: of this rank, whose rows have numbers already
-///   expert(selection)             that it names, among those of all ranks; -1: none
+///   kOfAllRanks                   tokens of all ranks; false: rows of this one, which have numbers already
+///   local(selection)              the expert of this rank that it names; -1: none
 ///   token_at_source(selection)    the number that its source gives the token
 ///   tell_host(numberer)           by a warp of one block, when all have counted
 template <class Tokens>
@@ -55,10 +53,8 @@ struct SelectionNumberer {
   const int block = block_index() - (grid_blocks() - params.blocks);
   const int columns = params.columns(Tokens::kOfAllRanks);
 
-  DEEP_EP_DEVICE const Divisor& num_topk() const { return params.metadata.num_topk; }
   // The column of a local expert is its number.
-  DEEP_EP_DEVICE int column_of_rank(int rank) const { return params.num_experts + rank; }
-  DEEP_EP_DEVICE int column_of_source(int source) const { return column_of_rank(params.num_ranks + source); }
+  DEEP_EP_DEVICE int column_of_source(int source) const { return params.num_experts + source; }
   DEEP_EP_DEVICE std::int32_t* own() const {
     return shared.next + (warp_index() < params.warps ? warp_index() : 0) * columns;
   }
@@ -68,7 +64,7 @@ struct SelectionNumberer {
   /// By a whole warp: `visit(selection)` for its share. It takes whole tokens.
   template <class Visit>
   DEEP_EP_DEVICE void for_each_selection(Visit visit) const {
-    const Divisor& topk = num_topk();
+    const Divisor& topk = params.metadata.num_topk;
     const int at_once = params.at_once;
     if (warp_index() >= params.warps) return;
     const int all = shared.source_ends[params.num_ranks - 1];
@@ -79,22 +75,15 @@ struct SelectionNumberer {
 #pragma unroll 1
     for (int first = begin; first < end; first += at_once) {
       const int position = first + of_lane;
-      Selection selection{};
-      selection.position = position;
-      selection.there = of_lane < at_once && position < end;
-      selection.rank = selection.local = -1;
-      selection.k = lane_index() - of_lane * topk;
-      selection.token_lanes = (topk == kWarpSize ? 0xffffffffu : (1u << topk) - 1) << (of_lane * topk % kWarpSize);
-      if (selection.there) {
+      Selection selection{position, lane_index() - of_lane * topk};
+      if (of_lane < at_once && position < end) {
         while (position >= shared.source_ends[source]) ++source;
         selection.source = source;
         selection.token = position - (source == 0 ? 0 : shared.source_ends[source - 1]);
-        const std::int32_t expert = tokens.expert(selection);
-        if (expert >= 0) selection.rank = expert / params.num_experts;
-        if (selection.rank == params.rank) selection.local = expert - selection.rank * params.num_experts;
+        selection.local = tokens.local(selection);
       }
-      const int of_token = of_lane * kMaxRanks + selection.rank;
-      selection.same = warp::match_any(selection.rank < 0 ? ~0u : static_cast<std::uint32_t>(of_token));
+      const std::uint32_t token_lanes = (topk == kWarpSize ? ~0u : (1u << topk) - 1) << of_lane * topk;
+      selection.here = warp::ballot(selection.local >= 0) & token_lanes;
       visit(selection);
     }
   }
@@ -102,9 +91,7 @@ struct SelectionNumberer {
   DEEP_EP_DEVICE void count(int column) const { add_relaxed<Scope::block>(own() + column, 1); }
   DEEP_EP_DEVICE void count_share() const {
     for_each_selection([&](const Selection& selection) {
-      if (Tokens::kOfAllRanks && selection.leads()) count(column_of_rank(selection.rank));
-      if (selection.local < 0) return;
-      count(selection.local);
+      if (selection.local >= 0) count(selection.local);
       if (Tokens::kOfAllRanks && selection.leads()) count(column_of_source(selection.source));
     });
   }
@@ -171,11 +158,22 @@ struct SelectionNumberer {
     return true;
   }
 
-  /// By one warp: each expert's rows begin behind those of the experts before, rounded up.
+  /// By one warp: each expert's rows begin behind those of the experts before, rounded up, and each source's rows
+  /// behind those of the sources before.
   DEEP_EP_DEVICE void find_starts() const {
     const auto rows = [&](int expert) { return align_up(shared.totals[expert], params.alignment); };
     running_sums(params.num_experts, rows,
                  [&](int expert, std::int32_t end) { shared.starts[expert] = end - rows(expert); });
+    if (!Tokens::kOfAllRanks) return;
+    const std::int32_t* const of_source = shared.totals + column_of_source(0);
+    running_sums(
+        params.num_ranks, [=](int source) { return of_source[source]; },
+        [&](int source, std::int32_t end) { shared.starts[column_of_source(source)] = end - of_source[source]; });
+  }
+  /// When starts are found: where the rows of a source end.
+  DEEP_EP_DEVICE std::int32_t end_of(int source) const {
+    const int column = column_of_source(source);
+    return Tokens::kOfAllRanks ? shared.starts[column] + shared.totals[column] : shared.source_ends[source];
   }
 
   /// By one block: what is said of each source and each expert.
@@ -186,24 +184,18 @@ struct SelectionNumberer {
       params.expert_ends[expert] = shared.starts[expert] + (params.expand ? count : align_up(count, params.alignment));
       if (params.stats != nullptr) params.stats[expert] += count;
     });
-    if (thread_index() != 0) return;
-    std::int32_t end = 0;
-#pragma unroll 1
-    for (int source = 0; source < params.num_ranks; ++source) {
-      end = Tokens::kOfAllRanks ? end + shared.totals[column_of_source(source)] : shared.source_ends[source];
-      params.source_ends[source] = end;
-    }
+    block::each(params.num_ranks, [&](int source) { params.source_ends[source] = end_of(source); });
   }
 
   // (3)
 
-  /// By a whole warp: the next numbers of a column, whose numbers begin with `start`, for the lanes that want one, in
-  /// their order.
-  DEEP_EP_DEVICE std::int32_t take(int column, std::int32_t start, bool wanted) const {
+  /// By a whole warp: the next numbers of a column, for the lanes that want one, in their order; else -1.
+  DEEP_EP_DEVICE std::int32_t take(int column, bool wanted) const {
     std::int32_t* const next = own();
     const std::uint32_t same = warp::match_any(wanted ? static_cast<std::uint32_t>(column) : ~0u);
     const std::uint32_t earlier = same & ((1u << lane_index()) - 1);
-    const std::int32_t number = wanted ? start + shared.before[column] + next[column] + count_bits(earlier) : -1;
+    const std::int32_t number =
+        wanted ? shared.starts[column] + shared.before[column] + next[column] + count_bits(earlier) : -1;
     warp::sync();
     if (wanted && earlier == 0) next[column] += count_bits(same);
     warp::sync();
@@ -211,32 +203,23 @@ struct SelectionNumberer {
   }
 
   DEEP_EP_DEVICE void number_share() const {
-    const int topk = num_topk();
+    const int topk = params.metadata.num_topk;
     for_each_selection([&](const Selection& selection) {
-      // Of the token at the expert's rank.
       std::int32_t row = selection.position;
       if (Tokens::kOfAllRanks) {
-        const std::int32_t of_leader = take(column_of_rank(selection.rank), 0, selection.leads());
-        row = warp::shuffle(of_leader, lowest_bit(selection.same));
-        if (selection.there && selection.source == params.rank) {
-          params.rows_at_owners[std::int64_t{selection.token} * topk + selection.k] = selection.rank < 0 ? -1 : row;
+        const std::int32_t of_leader = take(column_of_source(selection.source), selection.leads());
+        row = warp::shuffle(of_leader, selection.here != 0 ? lowest_bit(selection.here) : lane_index());
+        if (selection.source == params.rank) {
+          params.own_rows[std::int64_t{selection.token} * topk + selection.k] = row;
         }
       }
-
-      // Of the row that comes to this rank.
-      const bool here = selection.local >= 0;
-      std::int32_t slot = -1;
-      if (params.expand) {
-        slot = take(selection.local, here ? shared.starts[selection.local] : 0, here);
-      }
-      const std::uint32_t of_token = warp::ballot(here) & selection.token_lanes;
-      const std::int32_t received = warp::shuffle(row, of_token != 0 ? lowest_bit(of_token) : 0);
-      if (!selection.there || of_token == 0) return;
-      params.metadata.slots(received)[selection.k] = slot;
-      params.local[std::int64_t{received} * topk + selection.k] = selection.local;
+      const std::int32_t slot = params.expand ? take(selection.local, selection.local >= 0) : -1;
+      if (selection.here == 0) return;
+      params.metadata.slots(row)[selection.k] = slot;
+      params.local[std::int64_t{row} * topk + selection.k] = selection.local;
       if (selection.k != 0) return;
-      params.metadata.row(received)[0] = selection.source * params.max_tokens + tokens.token_at_source(selection);
-      params.metadata.row(received)[1] = selection.source * topk + highest_bit(of_token) - lane_index();
+      params.metadata.row(row)[0] = selection.source * params.max_tokens + tokens.token_at_source(selection);
+      params.metadata.row(row)[1] = selection.source * topk + highest_bit(selection.here) - lane_index();
     });
   }
 

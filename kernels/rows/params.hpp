@@ -59,18 +59,18 @@ struct SumRowsParams {
 };
 
 /// Arguments of blocks that number selections. Columns of counters: selections of each local expert; then, with tokens
-/// of all ranks, rows for each rank, and rows of this rank from each source.
+/// of all ranks, rows of this rank from each source.
 struct NumberingParams {
   // Out: what is known of the rows of a dispatch, for the handle.
   RowMetadata metadata;
-  std::int32_t* local;           ///< [rows of metadata, num_topk]
-  std::int32_t* source_ends;     ///< [num_ranks]
-  std::int32_t* expert_ends;     ///< [num_experts]
-  std::int32_t* expert_counts;   ///< [num_experts]
-  std::int32_t* stats;           ///< [num_experts], added to; nullptr: not wanted
-  std::int32_t* rows_at_owners;  ///< [num_tokens, num_topk]: with tokens of all ranks, like the next one
-  std::byte* selected;           ///< like topk_idx; nullptr: not wanted
-  bool expand;                   ///< the metadata says where rows of the expanded layout are
+  std::int32_t* local;          ///< [rows of metadata, num_topk]
+  std::int32_t* source_ends;    ///< [num_ranks]
+  std::int32_t* expert_ends;    ///< [num_experts]
+  std::int32_t* expert_counts;  ///< [num_experts]
+  std::int32_t* stats;          ///< [num_experts], added to; nullptr: not wanted
+  std::int32_t* own_rows;       ///< [num_tokens, num_topk]: with tokens of all ranks, like the next one
+  std::byte* selected;          ///< like topk_idx; nullptr: not wanted
+  bool expand;                  ///< the metadata says where rows of the expanded layout are
 
   int rank;  ///< this one
   int num_ranks;
@@ -85,7 +85,7 @@ struct NumberingParams {
   Divisor at_once;         ///< tokens that a warp looks at, a lane for each selection
   int few;                 ///< selections of each source that each block keeps in shared memory; 0: they are many
 
-  DEEP_EP_HOST_DEVICE int columns(bool of_all_ranks) const { return (of_all_ranks ? 2 * num_ranks : 0) + num_experts; }
+  DEEP_EP_HOST_DEVICE int columns(bool of_all_ranks) const { return (of_all_ranks ? num_ranks : 0) + num_experts; }
 };
 
 /// Received rows are numbered as they lie.
@@ -102,7 +102,7 @@ struct NumberingShared {
   std::int32_t* next;         ///< [warps, columns]: what the warp counts, then the next one that it meets
   std::int32_t* before;       ///< [columns]: what earlier blocks have counted
   std::int32_t* totals;       ///< [columns]
-  std::int32_t* starts;       ///< [num_experts]: first row of each expert
+  std::int32_t* starts;       ///< [columns]: the first row
   std::int32_t* source_ends;  ///< [num_ranks]
   std::uint64_t* few;         ///< [num_ranks, few / 4]: experts, of 16 bits, -1 for none
   std::size_t bytes;
@@ -112,7 +112,7 @@ struct NumberingShared {
     next = carver.take<std::int32_t>(static_cast<std::size_t>(params.warps) * columns);
     before = carver.take<std::int32_t>(columns);
     totals = carver.take<std::int32_t>(columns);
-    starts = carver.take<std::int32_t>(static_cast<std::size_t>(params.num_experts));
+    starts = carver.take<std::int32_t>(columns);
     source_ends = carver.take<std::int32_t>(static_cast<std::size_t>(params.num_ranks));
     few = carver.take<std::uint64_t>(static_cast<std::size_t>(params.num_ranks * params.few / 4));
     bytes = carver.bytes();

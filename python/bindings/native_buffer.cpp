@@ -311,7 +311,7 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
       made = py::make_tuple(
           hand_out(handle.topk_idx), handle.metadata.size(0), handle.num_expanded, result.num_recv_tokens_per_expert,
           hand_out(handle.source_ends), hand_out(handle.expert_ends), hand_out(handle.expert_counts),
-          hand_out(handle.metadata), hand_out(handle.rows_at_owners),
+          hand_out(handle.metadata), hand_out(handle.own_rows),
           num_nodes_ == 1 ? py::object(py::tuple()) : py::cast(handle.route), hand_out(handle.local_topk_idx));
     }
     return py::make_tuple(sent.hand_out(result.recv_x, result.recv_x_scales), hand_out(result.recv_topk_idx),
@@ -328,7 +328,7 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
     read("metadata", arguments.metadata);
     read("source_ends", arguments.source_ends);
     read("topk_idx", arguments.topk_idx);
-    read("rows_at_owners", arguments.rows_at_owners);
+    read("own_rows", arguments.own_rows);
     read("num_experts", arguments.num_experts);
     read("num_max_tokens_per_rank", arguments.max_tokens);
     read("expanded", arguments.expanded);

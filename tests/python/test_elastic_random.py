@@ -66,7 +66,8 @@ def check_drawn(buffer, case, device, most, alignment, cpu_sync, expand, tma, sc
     equal(held[3].topk_idx, case.topk_idx[rank], "the selections of the handle")
     rows_there = held[3].dst_buffer_slot_idx >= 0
     in_node = buffer.num_nvlink_ranks == buffer.num_ranks
-    assert torch.equal(rows_there, (case.topk_idx[rank] >= 0) & in_node)
+    here = (case.topk_idx[rank] >= 0) & (case.topk_idx[rank] // case.local_experts == rank)
+    assert torch.equal(rows_there, here.any(dim=1, keepdim=True).expand_as(here) & in_node)
     cached = on_host(buffer.dispatch(x, topk_weights=given_weights, handle=handle, **layout)[:3])
     without_weights = on_host(buffer.dispatch(x, handle=handle, **layout)[:3])
     assert without_weights[2] is None

@@ -27,7 +27,7 @@ void check_arguments(const ElasticCombineArguments& arguments, const Runtime& ru
   check_strided_tensor("metadata", arguments.metadata, device, {DType::int32},
                        {kAnySize, topk + RowMetadata::kColumnsBefore});
   check_tensor("source_ends", arguments.source_ends, device, {DType::int32}, {ranks});
-  check_tensor("rows_at_owners", arguments.rows_at_owners, device, {DType::int32}, {tokens, topk});
+  check_tensor("own_rows", arguments.own_rows, device, {DType::int32}, {tokens, topk});
   const std::int64_t received = arguments.metadata.size(0);
   if (!arguments.expanded && arguments.x.size(0) != received) {
     fail<InvalidArgument>("x has {} rows, allowed: the {} of metadata", arguments.x.size(0), received);
@@ -212,7 +212,7 @@ CombineResult Buffer::combine_elastic(const ElasticCombineArguments& arguments, 
   params.each_selection = arguments.each_selection;
   params.weighted = arguments.topk_weights.has_value();
   params.topk_idx = indices_of(arguments.topk_idx);
-  params.rows_at_owners = arguments.rows_at_owners.as<std::int32_t>();
+  params.own_rows = arguments.own_rows.as<std::int32_t>();
   params.num_tokens = static_cast<std::int32_t>(arguments.topk_idx.size(0));
   set_biases(params, arguments);
   params.x = arguments.x.as<std::byte>();

@@ -83,7 +83,7 @@ ElasticDispatchHandle make_tables(const ElasticDispatchArguments& arguments, std
   wanted.add(handle.expert_counts, &numbers.expert_counts, DType::int32, {experts});
   wanted.add(handle.metadata, nullptr, DType::int32, {rows, RowMetadata::kColumnsBefore + topk});
   wanted.add(handle.local_topk_idx, &numbers.local, DType::int32, {rows, topk});
-  wanted.add(handle.rows_at_owners, &numbers.rows_at_owners, DType::int32, {tokens, topk});
+  wanted.add(handle.own_rows, &numbers.own_rows, DType::int32, {tokens, topk});
   wanted.add(counts, &numbers.counts, DType::int32, {numbers.blocks, numbers.columns(in_node)});
   if (arguments.copy_selections) {
     wanted.add(handle.topk_idx, &numbers.selected, arguments.topk_idx.dtype, {tokens, topk});
@@ -180,8 +180,6 @@ LaunchShape plan(ElasticDispatchParams& params, const ElasticDispatchArguments& 
     }
   }
   params.window.row_stride = params.rows.row_bytes;
-  params.window.words_beside =
-      static_cast<std::uint32_t>(params.rows.num_scales + (params.weighted ? params.rows.num_topk : 0));
   params.window.parts = runtime.num_ranks() - 1;
   params.window.max_tokens = arguments.max_tokens;
   fit_window(params.window, used, runtime);
@@ -218,7 +216,8 @@ void dispatch_in_node(ElasticDispatchResult& result, const ElasticDispatchArgume
   ElasticDispatchParams params{};
   static_cast<SentRows&>(params) = rows;
   params.common = mode.common;
-  params.weighted = arguments.topk_weights.has_value();
+  params.window.words_beside =
+      static_cast<std::uint32_t>(params.rows.num_scales + (arguments.topk_weights ? params.rows.num_topk : 0));
   params.fresh = arguments.handle == nullptr;
   if (params.fresh) {
     params.host_counts = mode.counts_for_host(arguments.exact, scope);
@@ -245,7 +244,7 @@ void dispatch_in_node(ElasticDispatchResult& result, const ElasticDispatchArgume
   SpreadRowsParams moving{};
   moving.rows = moving.heap = own_heap;
   if (arguments.x_scales) moving.scales = beside;
-  if (params.weighted) moving.weights = beside + params.rows.num_scales;
+  if (arguments.topk_weights) moving.weights = beside + params.rows.num_scales;
   moving.scale_stride = moving.weight_stride = window.words_beside;
   moving.rank = mode.common.rank;
   moving.num_ranks = mode.common.num_ranks;
@@ -302,7 +301,7 @@ void dispatch_by_rails(ElasticDispatchResult& result, const ElasticDispatchArgum
     handle.route.recv_src_idx = {};
     runtime.launch(choices::number_selections, params, {numbers.blocks, numbers.warps * 32, shared_bytes}, scope);
     Backend& executor = *runtime.executor();
-    executor.fill(handle.rows_at_owners.data(), 0xff, handle.rows_at_owners.view().bytes(), scope.stream());
+    executor.fill(handle.own_rows.data(), 0xff, handle.own_rows.view().bytes(), scope.stream());
     if (arguments.copy_selections) {
       executor.copy(handle.topk_idx.data(), arguments.topk_idx.data, arguments.topk_idx.bytes(), scope.stream());
     }

@@ -49,8 +49,7 @@ class EPHandle:
         num_unaligned_recv_tokens_per_expert: ``[L]`` int32, counts as they are.
         recv_src_metadata: ``[N, K + 2]`` int32. Column 0: source rank * M + token; column 1: source rank * K + the last
             selection with an expert of this rank; others: the expanded row of each selection, -1 for none.
-        dst_buffer_slot_idx: ``[T, K]`` int32, the row of each selection's token at the rank that owns the expert, or -1;
-            between nodes all -1.
+        dst_buffer_slot_idx: ``[T, K]`` int32, K times the row of each token on this rank, or -1; between nodes -1.
         token_metadata_at_forward, channel_linked_list, cached_recv_src_metadata_before_sort: ``None``.
     """
 

@@ -139,7 +139,7 @@ inline ElasticCombineArguments upload_elastic(Rank& rank, const ElasticCase& who
   call.metadata = rank.upload(metadata, DType::int32, {ends.back() + 2, topk + 2});
   call.source_ends = rank.upload(ends, DType::int32, {shape.ranks()});
   call.topk_idx = dispatch.topk_idx;
-  call.rows_at_owners = handle.rows_at_owners.view();
+  call.own_rows = handle.own_rows.view();
   call.num_experts = dispatch.num_experts;
   call.max_tokens = dispatch.max_tokens;
   call.expanded = whole.kind.expand;

@@ -24,9 +24,20 @@ TEST_P(ElasticCombineTest, ATableOfAnotherDispatchNamesNoRows) {
   run_with_buffers(cluster(1), [&](Rank& rank, Buffer& buffer) {
     ElasticDispatchResult result;
     ElasticCombineArguments call = dispatch_for_combine(rank, buffer, one, result);
-    auto rows = rank.download<std::int32_t>(result.handle.rows_at_owners.view());
+    auto rows = rank.download<std::int32_t>(result.handle.own_rows.view());
     for (std::int32_t& row : rows) row = row == 0 ? INT32_MAX : row < 0 ? row : row - 1;
-    call.rows_at_owners = rank.upload(rows, DType::int32, {8, 2});
+    call.own_rows = rank.upload(rows, DType::int32, {8, 2});
+    check_elastic(rank, one, buffer.combine_elastic(call, rank.call()));
+  });
+}
+
+TEST_P(ElasticCombineTest, TokensThatSelectNothingAnyMoreHaveNoSum) {
+  ElasticCase one = expanded_case({.tokens = {8}, .topk = 2});
+  std::ranges::fill(one.sides[0].sums, std::uint16_t{0});
+  run_with_buffers(cluster(1), [&](Rank& rank, Buffer& buffer) {
+    ElasticDispatchResult result;
+    ElasticCombineArguments call = dispatch_for_combine(rank, buffer, one, result);
+    call.topk_idx = rank.upload(std::vector<std::int64_t>(16, -1), DType::int64, {8, 2});
     check_elastic(rank, one, buffer.combine_elastic(call, rank.call()));
   });
 }

@@ -204,18 +204,13 @@ inline void check_elastic(Rank& rank, const Case& one, const ElasticKind& kind, 
   require_same(metadata, valid(handle.metadata), "metadata", shape.topk + 2);
   require_same(local, valid(handle.local_topk_idx), "local", shape.topk);
 
-  const auto& selected = one.selections[std::size_t(me)].idx;
   const bool in_node = !handle.route.destination_row.defined();
   const auto& destinations = one.dispatched.destination_row[std::size_t(me)];
-  std::vector<std::int32_t> rows_at_owners;
-  for (std::size_t at = 0; at < selected.size(); ++at) {
-    const std::int64_t expert = selected[at];
-    const std::size_t token = at / std::size_t(shape.topk);
-    const bool there = in_node && expert >= 0 && expert < shape.experts();
-    rows_at_owners.push_back(
-        there ? destinations[token * std::size_t(shape.ranks()) + std::size_t(expert / shape.local_experts)] : -1);
+  std::vector<std::int32_t> own_rows;
+  for (auto at = std::size_t(me); at < destinations.size(); at += std::size_t(shape.ranks())) {
+    own_rows.insert(own_rows.end(), std::size_t(shape.topk), in_node ? destinations[at] : -1);
   }
-  require_same(rows_at_owners, ints(handle.rows_at_owners), "rows_at_owners", shape.topk);
+  require_same(own_rows, ints(handle.own_rows), "own_rows", shape.topk);
   if (in_node) return;
   require_same(numbers_of_tokens(one, me), ints(handle.route.destination_row), "destination_row", shape.ranks());
 }

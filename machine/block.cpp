@@ -2,9 +2,9 @@
 #include "machine/block.hpp"
 
 #include <algorithm>
-#include <chrono>
 #include <exception>
 #include <iterator>
+#include <utility>
 
 #include "csrc/support/format.hpp"
 
@@ -17,12 +17,9 @@ namespace {
 struct Aborted {};
 
 constexpr int kSwitchesPerSlice = 4096;
-constexpr std::uint32_t kLongestHoldNs = 60000;
 /// So often may a thread meet its warp after a pause and still be taken to do nothing but poll: a warp that waits as a
 /// whole asks its lanes between two looks. More than any such loop needs; who works meets more often.
 constexpr int kMeetingsOfAPoll = 64;
-
-std::int64_t clock_ns() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
 
 }  // namespace
 
@@ -54,10 +51,6 @@ Block::Block(std::shared_ptr<Kernel> kernel, int index, FiberPool& fibers)
 Block::~Block() { std::ranges::move(fibers_, std::back_inserter(pool_.free_of(kernel_->owner))); }
 
 Block::Slice Block::run(Context& worker) {
-  if (hold_until_ns_ != 0) {
-    if (clock_ns() < hold_until_ns_) return Slice::idle;
-    hold_until_ns_ = 0;
-  }
   if (random_.chance(4)) return Slice::idle;  // a late block
   worker_ = &worker;
   worker_tsan_context_ = tsan::current_context();
@@ -68,6 +61,7 @@ Block::Slice Block::run(Context& worker) {
   if (Fiber* first = next()) go_on(worker, first);
   if (live_ == 0) {
     finish();
+    kernel_->block_ended();
     return Slice::finished;
   }
   if (ready_.empty()) {
@@ -107,19 +101,19 @@ void Block::yield() {
   suspend();
 }
 
-/// The running thread waits with others; `describe` says for what.
-void Block::park(std::vector<Fiber*>& waiting, const std::function<std::string()>& describe) {
-  waiting.push_back(current_);
-  current_->waits = &describe;
+/// The running thread waits with others.
+void Block::park(Gathering& at) {
+  at.waiting.push_back(current_);
+  current_->waits = &at;
   suspend();
 }
 
-void Block::wake(std::vector<Fiber*>& waiting) {
-  for (Fiber* fiber : waiting) {
+void Block::wake(Gathering& at) {
+  for (Fiber* fiber : at.waiting) {
     fiber->waits = nullptr;
     ready_.push_back(fiber);
   }
-  waiting.clear();
+  at.waiting.clear();
 }
 
 void Block::progress() {
@@ -135,14 +129,10 @@ void Block::count_meeting() {
   }
 }
 
-/// In a seeded schedule: perhaps another thread goes first, perhaps the whole block stands still for a while, like a
-/// block that a GPU has not scheduled. One in `switches`, and of those one in `holds`.
-void Block::maybe_interleave(std::uint32_t switches, std::uint32_t holds) {
+/// In a seeded schedule, one time in `switches`: another thread goes first, or, one time in four, another block.
+void Block::maybe_interleave(std::uint32_t switches) {
   if (!random_.chance(switches)) return;
-  if (random_.chance(holds)) {
-    budget_ = 0;
-    hold_until_ns_ = clock_ns() + random_.below(kLongestHoldNs);
-  }
+  if (random_.chance(4)) budget_ = 0;
   yield();
 }
 
@@ -150,11 +140,9 @@ void Block::maybe_interleave(std::uint32_t switches, std::uint32_t holds) {
 void Block::abort() {
   aborting_ = true;
   quiet_ = 0;
-  std::vector<Fiber*> waiting;
   for (auto& fiber : fibers_) {
-    if (fiber->waits != nullptr) waiting.push_back(fiber.get());
+    if (std::exchange(fiber->waits, nullptr) != nullptr) ready_.push_back(fiber.get());
   }
-  wake(waiting);
 }
 
 /// Runs on the thread's own stack, but in the worker's ThreadSanitizer context.
@@ -200,9 +188,7 @@ void Block::finish() {
 }
 
 std::string Block::describe_deadlock() const {
-  const auto describe = [](const Fiber& fiber) {
-    return fiber.finished ? "have exited" : fiber.waits != nullptr ? (*fiber.waits)() : "can run";
-  };
+  const auto describe = [this](const Fiber& fiber) { return fiber.finished ? "have exited" : awaited(*fiber.waits); };
   std::string text = fmt::format("block {}: deadlock, no thread can go on:", index_);
   for (std::size_t first = 0; first < fibers_.size();) {
     const std::string what = describe(*fibers_[first]);
@@ -228,7 +214,7 @@ void Block::pause(int spins) {
 
 void Block::interleave() {
   const tsan::Scope as_worker(worker_tsan_context_);
-  maybe_interleave(4, 4);  // next to a flag, where it matters who is late
+  maybe_interleave(4);  // next to a flag, where it matters who is late
 }
 
 }  // namespace deep_ep::host_machine

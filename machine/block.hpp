@@ -3,7 +3,6 @@
 #pragma once
 
 #include <deque>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -29,8 +28,6 @@ class Block final : public Machine {
   /// The life of one kernel thread, on its fiber. Does not return.
   [[noreturn]] void run_thread(Fiber& fiber);
 
-  const std::shared_ptr<Kernel>& kernel() const { return kernel_; }
-
   void pause(int spins) override;
   void interleave() override;
   void warp_sync() override;
@@ -49,12 +46,12 @@ class Block final : public Machine {
  private:
   // Scheduling: block.cpp.
   Fiber* next();
-  void maybe_interleave(std::uint32_t switches = 8, std::uint32_t holds = 32);
+  void maybe_interleave(std::uint32_t switches = 8);
   void go_on(Context& from, Fiber* thread, bool final = false);
   void suspend();
   void yield();
-  void park(std::vector<Fiber*>& waiting, const std::function<std::string()>& describe);
-  void wake(std::vector<Fiber*>& waiting);
+  void park(Gathering& at);
+  void wake(Gathering& at);
   void progress();
   void count_meeting();
   void abort();
@@ -66,6 +63,7 @@ class Block final : public Machine {
   void release(MeetingPoint& point);
   void arrive(Gathering& at);
   void advance(Gathering& at);
+  std::string awaited(const Gathering& at) const;
   template <class Come>
   void meet_in_order(Gathering& at, Come come);
   const std::byte* meet(const char* op, const void* value, int bytes);
@@ -101,7 +99,6 @@ class Block final : public Machine {
   std::size_t quiet_ = 0;  ///< threads in a row that did nothing but poll
   int budget_ = 0;         ///< switches left in this slice
   bool progressed_ = false;
-  std::int64_t hold_until_ns_ = 0;  ///< if not zero, the whole block stands still until then
   bool aborting_ = false;
 };
 

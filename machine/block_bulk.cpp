@@ -42,7 +42,7 @@ void Block::bulk_load(void* shared, const void* global, std::uint32_t bytes, std
   if (random_.chance(4)) run_loads(state, /*all=*/false);
   progress();
   // A thread that waits already does the load when its turn comes.
-  wake(state.waiting);
+  wake(state);
 }
 
 /// Does the copy now.

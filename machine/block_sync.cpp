@@ -27,21 +27,20 @@ void Block::release(MeetingPoint& point) {
 }
 
 /// The current thread comes, and returns when all have.
-void Block::arrive(Gathering& at) {
-  if (++at.arrived < at.threads) {
-    return park(at.waiting, [&] {
-      return &at == &barrier_ ? fmt::format("wait for their block ({} of {} threads came)", at.arrived, at.threads)
-                              : fmt::format("wait for their warp ({} of {} lanes came)", at.arrived, at.threads);
-    });
-  }
-  advance(at);
-}
+void Block::arrive(Gathering& at) { ++at.arrived < at.threads ? park(at) : advance(at); }
 
 /// All have come: those who wait go on.
 void Block::advance(Gathering& at) {
   at.arrived = 0;
   ++at.generation;
-  wake(at.waiting);
+  wake(at);
+}
+
+/// What a thread does that waits there.
+std::string Block::awaited(const Gathering& at) const {
+  if (&at == &barrier_) return fmt::format("wait for their block ({} of {} threads came)", at.arrived, at.threads);
+  if (at.mbarrier == nullptr) return fmt::format("wait for their warp ({} of {} lanes came)", at.arrived, at.threads);
+  return fmt::format("wait for parity {} of {}", at.generation & 1u, describe(static_cast<const MbarrierState&>(at)));
 }
 
 /// Does `come()`, which returns when all have come: they see afterwards what any of them wrote before.
@@ -111,9 +110,9 @@ void Block::mbarrier_init(std::uint64_t& word) {
   {
     const tsan::Scope as_worker(worker_tsan_context_);
     if (!shared_.contains(&word, sizeof word)) fail<Error>("mbarrier::init of a barrier outside shared memory");
-    const auto living = std::ranges::find(mbarriers_, &word, &MbarrierState::word);
+    const auto living = std::ranges::find(mbarriers_, &word, &MbarrierState::mbarrier);
     if (living != mbarriers_.end()) fail<Error>("mbarrier::init of a living barrier: {}", describe(*living));
-    mbarriers_.push_back({Gathering(1), &word});
+    mbarriers_.push_back({Gathering(1, &word)});
     ticket = kTicketMark | (mbarriers_.size() - 1);
   }
   word = ticket;
@@ -127,7 +126,7 @@ void Block::mbarrier_fence_init() {
 /// Throws if no barrier lives at the word.
 MbarrierState& Block::mbarrier_at(const std::uint64_t& word, std::uint64_t ticket) {
   const std::uint64_t index = ticket & ~kTicketMask;
-  if ((ticket & kTicketMask) != kTicketMark || index >= mbarriers_.size() || mbarriers_[index].word != &word) {
+  if ((ticket & kTicketMask) != kTicketMark || index >= mbarriers_.size() || mbarriers_[index].mbarrier != &word) {
     fail<Error>("no mbarrier lives at {}: not initialised yet, or overwritten (the word is {:#x})",
                 shared_.contains(&word, sizeof word) ? shared_.name(&word) : "an address outside shared memory",
                 ticket);
@@ -136,7 +135,7 @@ MbarrierState& Block::mbarrier_at(const std::uint64_t& word, std::uint64_t ticke
 }
 
 std::string Block::describe(const MbarrierState& state) const {
-  return fmt::format("mbarrier at {}, phase {}: {} of {} arrivals and {} bytes missing", shared_.name(state.word),
+  return fmt::format("mbarrier at {}, phase {}: {} of {} arrivals and {} bytes missing", shared_.name(state.mbarrier),
                      state.generation, state.threads - state.arrived, state.threads, state.expected_bytes);
 }
 
@@ -204,8 +203,7 @@ void Block::mbarrier_wait(std::uint64_t& word, std::uint32_t parity) {
       if (!state.ended(parity)) run_loads(state, /*all=*/true);
       if (state.ended(parity)) break;
       progress();
-      const auto awaited = [&] { return fmt::format("wait for parity {} of {}", parity, describe(state)); };
-      park(state.waiting, std::cref(awaited));
+      park(state);
     }
     point = &state.sync_point[parity];
     current_->past.join(*point);

@@ -27,16 +27,9 @@ std::size_t guard_bytes() {
   return bytes;
 }
 
-// The runtime of ThreadSanitizer aborts the process when it knows more than some 8,100 contexts.
-constexpr int kMostContexts = 8000;
-std::atomic<int> live_contexts{0};
-
 }  // namespace
 
 Fiber::Fiber(const void* birth_point) {
-  if (DEEP_EP_TSAN && live_contexts.load() >= kMostContexts) {
-    fail<OutOfMemory>("more than {} kernel threads; ThreadSanitizer cannot follow them", kMostContexts);
-  }
   void* memory = mmap(nullptr, guard_bytes() + kStackBytes, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
   if (memory == MAP_FAILED) {
@@ -46,7 +39,6 @@ Fiber::Fiber(const void* birth_point) {
   mprotect(memory, guard_bytes(), PROT_NONE);
   stack_bottom = static_cast<std::byte*>(memory) + guard_bytes();
   stack_size = kStackBytes - next_colour.fetch_add(1, std::memory_order_relaxed) % kColours * kColourBytes;
-  live_contexts.fetch_add(1);
   tsan_context = tsan::create_context();
   const tsan::Scope as_fiber(tsan_context);
   tsan::acquire(birth_point);
@@ -54,7 +46,6 @@ Fiber::Fiber(const void* birth_point) {
 
 Fiber::~Fiber() {
   tsan::destroy_context(tsan_context);
-  live_contexts.fetch_sub(1);
   munmap(static_cast<std::byte*>(const_cast<void*>(stack_bottom)) - guard_bytes(), guard_bytes() + kStackBytes);
 }
 

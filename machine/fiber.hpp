@@ -4,9 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
-#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -16,6 +14,7 @@
 namespace deep_ep::host_machine {
 
 class Block;
+struct Gathering;
 
 /// The point where threads meet. A thread releases it before it arrives and acquires it when it goes on, for
 /// ThreadSanitizer too, to which the address is enough.
@@ -67,8 +66,7 @@ class Fiber : public Context {
 
   ThreadState state;
   Block* block = nullptr;
-  /// For what, for the report when no thread can run; null: it can.
-  const std::function<std::string()>* waits = nullptr;
+  const Gathering* waits = nullptr;  ///< where; null: it can run
   bool finished = false;
   BulkStores copies;
   MeetingPoint past;  ///< what the thread knows of acquires

@@ -12,13 +12,15 @@ namespace deep_ep::host_machine {
 
 /// So many threads, again and again.
 struct Gathering {
-  int threads;  ///< of an mbarrier: arrivals
+  int threads;                              ///< of an mbarrier: arrivals
+  const std::uint64_t* mbarrier = nullptr;  ///< its word
   int arrived = 0;
   unsigned generation = 0;
   std::vector<Fiber*> waiting{};
   MeetingPoint sync_point[2] = {};
 
-  explicit Gathering(int of_threads) : threads(of_threads) {}
+  explicit Gathering(int of_threads, const std::uint64_t* of_mbarrier = nullptr)
+      : threads(of_threads), mbarrier(of_mbarrier) {}
 };
 
 struct Warp : Gathering {
@@ -50,7 +52,6 @@ struct BulkLoad {
 
 /// The word of an mbarrier in shared memory holds a ticket; the state is here. A generation is a phase.
 struct MbarrierState : Gathering {
-  const std::uint64_t* word;
   std::int64_t expected_bytes = 0;   ///< announced and not written yet; below zero: written and not announced yet
   bool fenced = false;               ///< fence_init made it known to the copy engine
   std::vector<BulkLoad> loads = {};  ///< issued, not done

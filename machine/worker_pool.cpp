@@ -42,24 +42,19 @@ class Worker {
   void post(std::function<void()> task) {
     const std::lock_guard lock(mutex_);
     inbox_.push_back(std::move(task));
-    has_mail_.store(true, std::memory_order_release);
     wake_.notify_one();
   }
-  /// Takes a block for its whole life.
-  void start(std::shared_ptr<Kernel> kernel, int block) {
-    post([this, kernel = std::move(kernel), block] {
-      try {
-        residents_.push_back(std::make_unique<Block>(kernel, block, fibers_));
-      } catch (const std::exception& e) {
-        kernel->fail("block " + std::to_string(block) + ": " + e.what());
-        kernel->block_ended();
-      }
-    });
+  /// In a task: takes a block for its whole life.
+  void take(const std::shared_ptr<Kernel>& kernel, int block) {
+    try {
+      residents_.push_back(std::make_unique<Block>(kernel, block, fibers_));
+    } catch (const std::exception& e) {
+      kernel->fail("block " + std::to_string(block) + ": " + e.what());
+      kernel->block_ended();
+    }
   }
-  /// An executor is gone.
-  void forget(const void* owner) {
-    post([this, owner] { fibers_.forget(owner); });
-  }
+  /// In a task: an executor is gone.
+  void forget(const void* owner) { fibers_.forget(owner); }
 
  private:
   [[noreturn]] void loop() {
@@ -68,28 +63,23 @@ class Worker {
     for (int idle_rounds = 0;;) {
       take_tasks(idle_rounds);
       idle_rounds = run_blocks() ? 0 : idle_rounds + 1;
+      if (idle_rounds > 0) sched_yield();
       if (idle_rounds == kPatientRounds) backoff_.restart();
     }
   }
 
   /// Runs what came into the inbox. Without blocks it waits there; if its blocks only poll, it naps.
   void take_tasks(int idle_rounds) {
-    const bool naps = idle_rounds >= kPatientRounds;
-    if (!residents_.empty() && !naps) {
-      if (idle_rounds > 0) sched_yield();
-      if (!has_mail_.load(std::memory_order_acquire)) return;
-    }
     std::vector<std::function<void()>> tasks;
     {
       const auto mail = [this] { return !inbox_.empty(); };
       std::unique_lock lock(mutex_);
       if (residents_.empty()) {
         wake_.wait(lock, mail);
-      } else if (naps) {
+      } else if (idle_rounds >= kPatientRounds) {
         wake_.wait_for(lock, backoff_.nap(), mail);
       }
       tasks.swap(inbox_);
-      has_mail_.store(false, std::memory_order_relaxed);  // still under the lock, so no later mail loses its mark
     }
     for (auto& task : tasks) task();
   }
@@ -97,24 +87,17 @@ class Worker {
   /// A slice for every block. Returns whether any of them did more than poll.
   bool run_blocks() {
     bool progressed = false;
-    for (std::size_t i = 0; i < residents_.size();) {
-      const Block::Slice slice = residents_[i]->run(context_);
+    std::erase_if(residents_, [&](const auto& block) {
+      const Block::Slice slice = block->run(context_);
       progressed |= slice != Block::Slice::idle;
-      if (slice != Block::Slice::finished) {
-        ++i;
-        continue;
-      }
-      const auto kernel = residents_[i]->kernel();
-      residents_.erase(residents_.begin() + static_cast<std::ptrdiff_t>(i));
-      kernel->block_ended();
-    }
+      return slice == Block::Slice::finished;
+    });
     return progressed;
   }
 
   std::mutex mutex_;
   std::condition_variable wake_;
   std::vector<std::function<void()>> inbox_;
-  std::atomic<bool> has_mail_{false};
 
   // Only the worker's own thread touches these.
   Context context_;
@@ -132,11 +115,14 @@ Worker& WorkerPool::next() { return *workers_[turn_.fetch_add(1, std::memory_ord
 void WorkerPool::post(std::function<void()> task) { next().post(std::move(task)); }
 
 void WorkerPool::start(const std::shared_ptr<Kernel>& kernel) {
-  for (int block = 0; block < kernel->launch.shape.blocks; ++block) next().start(kernel, block);
+  for (int block = 0; block < kernel->launch.shape.blocks; ++block) {
+    Worker& worker = next();
+    worker.post([&worker, kernel, block] { worker.take(kernel, block); });
+  }
 }
 
 void WorkerPool::forget(const void* owner) {
-  for (auto& worker : workers_) worker->forget(owner);
+  for (auto& worker : workers_) worker->post([worker, owner] { worker->forget(owner); });
 }
 
 WorkerPool& WorkerPool::instance() {

@@ -21,6 +21,21 @@ constexpr int kMostLinks = 40;
 // No text about a machine is longer; a damaged copy of one may have files without end.
 constexpr std::size_t kMostText = std::size_t{8} << 20;
 
+/// Follows links by hand, `links` more at most: in a copied machine an absolute one points into the copy, not into the
+/// machine that reads it.
+std::optional<fs::path> follow(const fs::path& prefix, const fs::path& path, int& links) {
+  if (!path.has_relative_path()) return "/";
+  const auto folder = follow(prefix, path.parent_path(), links);
+  const fs::path part = path.filename();
+  if (!folder || part.empty() || part == ".") return folder;
+  if (part == "..") return folder->parent_path();
+  const fs::path next = *folder / part, place = prefix / next.relative_path();
+  std::error_code error;
+  const fs::file_status status = fs::symlink_status(place, error);
+  if (!fs::is_symlink(status)) return fs::exists(status) ? std::optional(next) : std::nullopt;
+  return --links < 0 ? std::nullopt : follow(prefix, *folder / fs::read_symlink(place, error), links);
+}
+
 }  // namespace
 
 SystemRoot::SystemRoot(fs::path prefix) : prefix_(std::move(prefix)) {
@@ -33,30 +48,9 @@ SystemRoot::SystemRoot(fs::path prefix) : prefix_(std::move(prefix)) {
 }
 
 std::optional<std::string> SystemRoot::resolve(std::string_view path) const {
-  // By hand: in a copied machine an absolute link points into the copy, not into the machine that reads it.
-  std::vector<fs::path> rest;  // the next part last
-  const auto follow = [&](const fs::path& parts) {
-    for (auto part = parts.end(); part != parts.begin();) rest.push_back(*--part);
-  };
-  follow(path);
-  fs::path done = "/";
-  for (int links = 0; !rest.empty();) {
-    const fs::path part = std::move(rest.back());
-    rest.pop_back();
-    if (part.empty() || part == ".") continue;
-    const fs::path next = part == ".." ? done.parent_path() : done / part;  // part "/": from the root
-    const fs::path place = prefix_ / next.relative_path();
-    std::error_code error;
-    const fs::file_status status = fs::symlink_status(place, error);
-    if (!fs::exists(status)) return std::nullopt;
-    if (!fs::is_symlink(status)) {
-      done = next;
-    } else {
-      if (++links > kMostLinks) return std::nullopt;
-      follow(fs::read_symlink(place, error));
-    }
-  }
-  return done.string();
+  int links = kMostLinks;
+  const auto resolved = follow(prefix_, path, links);
+  return resolved ? std::optional(resolved->string()) : std::nullopt;
 }
 
 std::optional<fs::path> SystemRoot::place_of(std::string_view path) const {

@@ -34,12 +34,12 @@ std::string_view in_own_words(const Variable& variable, std::string_view name, s
 
 constexpr std::array kVariables = {
     Variable{.names = {"DEEP_EP_TIMEOUT_S"},
-             .type = Type::number,
              .default_value = "100",
              .allowed = "seconds, 0 = wait for ever",
              .help =
                  "how long a rank waits for another one before TimeoutError, unless the program sets it; with masking "
-                 "equal on all ranks"},
+                 "equal on all ranks",
+             .is_number = true},
     Variable{.names = {"DEEP_EP_NVLINK", "NVSHMEM_DISABLE_P2P", "NCCL_P2P_DISABLE"},
              .default_value = "on",
              .choices = "on|off",
@@ -78,23 +78,23 @@ constexpr std::array kVariables = {
              .help = "TCP ports of which each process takes one, where control connections go between hosts or network "
                      "namespaces; on an interface of DEEP_EP_SOCKET_IFNAME, which says how it is chosen"},
     Variable{.names = {"DEEP_EP_HOST_SEED"},
-             .type = Type::unsigned_integer,
              .default_value = "0",
              .allowed = "0 = fixed order",
              .help = "schedule of kernels on the CPU: any other number gives another, repeatable, order of threads and "
-                     "copies"},
+                     "copies",
+             .most = UINT64_MAX},
     Variable{.names = {"DEEP_EP_HOST_THREADS"},
-             .type = Type::unsigned_integer,
              .default_value = "0",
              .allowed = "0 = one for each hardware thread, at least 2",
-             .help = "worker threads that run kernels on the CPU"},
+             .help = "worker threads that run kernels on the CPU",
+             .most = UINT64_MAX},
     Variable{
         .names = {"DEEP_EP_RANKS_PER_NODE"},
-        .type = Type::unsigned_integer,
         .default_value = "0",
         .allowed = "0 = by host; otherwise a divisor of the number of ranks",
         .help =
-            "how many consecutive ranks make a node, unless the program sets it; so one host can play several nodes"},
+            "how many consecutive ranks make a node, unless the program sets it; so one host can play several nodes",
+        .most = UINT64_MAX},
     Variable{.names = {"DEEP_EP_LOW_LATENCY_RAILS"},
              .default_value = "auto",
              .choices = "auto|always|never",
@@ -143,7 +143,6 @@ constexpr std::array kVariables = {
              .help = "NICs that the automatic choice may use; in NCCL_IB_HCA names are beginnings of names unless = "
                      "stands in front"},
     Variable{.names = {"DEEP_EP_RDMA_GID_INDEX", "NVSHMEM_IB_GID_INDEX", "NCCL_IB_GID_INDEX"},
-             .type = Type::unsigned_integer,
              .default_value = "auto",
              .choices = "auto",
              .allowed = "auto, or a number from 0 to 255",
@@ -151,32 +150,27 @@ constexpr std::array kVariables = {
                      "Another library's index counts on NICs that have a GID there",
              .most = 255},
     Variable{.names = {"DEEP_EP_RDMA_TRAFFIC_CLASS", "NVSHMEM_IB_TRAFFIC_CLASS", "NCCL_IB_TC"},
-             .type = Type::unsigned_integer,
              .default_value = "0",
              .allowed = "0 to 255",
              .help = "traffic class of RDMA packets on Ethernet, where the DSCP is its upper six bits; on InfiniBand "
                      "only packets with a global route have one. If not set: what the administrator set for the port",
              .most = 255},
     Variable{.names = {"DEEP_EP_RDMA_SERVICE_LEVEL", "EP_OVERRIDE_RDMA_SL", "NVSHMEM_IB_SL", "NCCL_IB_SL"},
-             .type = Type::unsigned_integer,
              .default_value = "0",
              .allowed = "0 to 15",
              .help = "service level of RDMA packets, on Ethernet their priority",
              .most = 15},
     Variable{.names = {"DEEP_EP_RDMA_ACK_TIMEOUT", "NCCL_IB_TIMEOUT"},
-             .type = Type::unsigned_integer,
              .default_value = "18",
              .allowed = "0 to 31; 0 = wait for ever",
              .help = "an unanswered RDMA packet is sent again after 4.096 us * 2^this",
              .most = 31},
     Variable{.names = {"DEEP_EP_RDMA_RETRY_COUNT", "NCCL_IB_RETRY_CNT"},
-             .type = Type::unsigned_integer,
              .default_value = "6",
              .allowed = "0 to 7; soft-RoCE takes 7 for ever",
              .help = "how often that is done before the connection to the peer fails",
              .most = 7},
     Variable{.names = {"NCCL_IB_PKEY"},
-             .type = Type::unsigned_integer,
              .default_value = "0",
              .allowed = "0 to 65535",
              .help = "place of the partition key that RDMA connections use, in the table of the port",
@@ -187,7 +181,6 @@ constexpr std::array kVariables = {
              .help = "off (NVSHMEM_IB_DISABLE_DMABUF=1 or NCCL_DMABUF_ENABLE=0): NICs reach GPU memory by peer memory "
                      "only"},
     Variable{.names = {"NVSHMEM_QP_DEPTH"},
-             .type = Type::unsigned_integer,
              .default_value = "1024",
              .allowed = "a number below 2^32",
              .help = "Buffer.nvshmem_qp_depth, which programs read, and nothing else: the library knows how deep its "
@@ -235,18 +228,15 @@ const Variable& row(std::string_view name) {
 /// InvalidArgument says why the value is none of the variable; a text always is one.
 void check(const Variable& variable, const Value& value) {
   if (std::ranges::count(split(variable.choices, '|'), value.text) != 0) return;
-  switch (variable.type) {
-    case Type::number:
-      if (!value.number()) fail<InvalidArgument>("not a number of zero or more ({})", variable.allowed);
-      return;
-    case Type::unsigned_integer:
-      if (const auto number = value.integer(); number && *number <= variable.most) return;
-      if (variable.most == UINT64_MAX) {
-        fail<InvalidArgument>("not a whole number from 0 to 2^64-1 ({})", variable.allowed);
-      }
-      fail<InvalidArgument>("not {}a number from 0 to {}", variable.choices.empty() ? "" : "auto, nor ", variable.most);
-    case Type::text:
-      if (!variable.choices.empty()) fail<InvalidArgument>("not one of {}", variable.choices);
+  if (variable.is_number) {
+    if (!value.number()) fail<InvalidArgument>("not a number of zero or more ({})", variable.allowed);
+  } else if (variable.most != 0) {
+    if (const auto number = value.integer(); number && *number <= variable.most) return;
+    if (variable.most == UINT64_MAX)
+      fail<InvalidArgument>("not a whole number from 0 to 2^64-1 ({})", variable.allowed);
+    fail<InvalidArgument>("not {}a number from 0 to {}", variable.choices.empty() ? "" : "auto, nor ", variable.most);
+  } else if (!variable.choices.empty()) {
+    fail<InvalidArgument>("not one of {}", variable.choices);
   }
 }
 

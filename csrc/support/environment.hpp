@@ -15,22 +15,16 @@
 
 namespace deep_ep::environment {
 
-enum class Type : std::uint8_t {
-  number,
-  unsigned_integer,  ///< at most Variable::most
-  text,              ///< read by whoever asks: Reader::read()
-};
-
 /// One thing that variables decide. The first of `names` that is set counts; a name of another library counts only if
 /// its value is understood, in the notation of that library. An empty value counts as not set.
 struct Variable {
   std::array<std::string_view, 4> names{};  ///< the library's own first, where it has one; unused places are empty
-  Type type = Type::text;
   std::string_view default_value = {};
   std::string_view choices = {};       ///< words, separated by '|': besides numbers, and instead of other texts
   std::string_view allowed = choices;  ///< what a reader needs to know
   std::string_view help;
-  std::uint64_t most = UINT64_MAX;  ///< of an integer
+  std::uint64_t most = 0;  ///< of a whole number; 0: it is a text, read by whoever asks: Reader::read()
+  bool is_number = false;  ///< of any kind
 
   std::string_view name() const { return names[0]; }
   std::span<const std::string_view> others() const;  ///< all but name()

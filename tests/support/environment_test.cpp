@@ -34,16 +34,12 @@ TEST(Environment, EveryVariableIsDescribedAndItsDefaultIsInEffect) {
     const environment::Value value = nothing_is_set.value(variable.name());
     EXPECT_EQ(value.text, variable.default_value);
     EXPECT_EQ(value.name, "");
-    switch (variable.type) {
-      case environment::Type::number:
-        EXPECT_TRUE(value.number());
-        break;
-      case environment::Type::unsigned_integer:
-        EXPECT_TRUE(variable.choices == value.text || value.integer() <= variable.most);
-        break;
-      case environment::Type::text:
-        EXPECT_TRUE(variable.choices.find(value.text) != std::string_view::npos || variable.choices.empty());
-        break;
+    if (variable.is_number) {
+      EXPECT_TRUE(value.number());
+    } else if (variable.most != 0) {
+      EXPECT_TRUE(variable.choices == value.text || value.integer() <= variable.most);
+    } else {
+      EXPECT_TRUE(variable.choices.find(value.text) != std::string_view::npos || variable.choices.empty());
     }
   }
 }

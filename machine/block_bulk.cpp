@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "csrc/support/format.hpp"
-#include "deep_ep/error.hpp"
 #include "machine/block.hpp"
 
 namespace deep_ep::host_machine {

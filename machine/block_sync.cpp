@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "csrc/support/format.hpp"
-#include "deep_ep/error.hpp"
 #include "machine/block.hpp"
 
 namespace deep_ep::host_machine {

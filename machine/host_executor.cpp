@@ -11,7 +11,6 @@
 #include "csrc/memory/symmetric_heap.hpp"
 #include "csrc/support/environment.hpp"
 #include "csrc/support/format.hpp"
-#include "deep_ep/error.hpp"
 #include "machine/random.hpp"
 #include "machine/stream.hpp"
 

@@ -4,7 +4,6 @@
 #include <cstdlib>
 
 #include "csrc/support/format.hpp"
-#include "deep_ep/error.hpp"
 #include "kernels/primitives/target.hpp"
 
 namespace deep_ep::host_machine {

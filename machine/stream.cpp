@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "csrc/support/format.hpp"
-#include "deep_ep/error.hpp"
 #include "deep_ep/interrupt.hpp"
 #include "machine/random.hpp"
 #include "machine/sanitizers.hpp"

@@ -19,7 +19,6 @@
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
-#include "deep_ep/error.hpp"
 #include "simulation/kernels/simulated_pieces.hpp"
 
 namespace deep_ep::rdma {

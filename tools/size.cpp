@@ -13,7 +13,6 @@
 #include "csrc/rdma/verbs/devx/devx_device.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/buffer.hpp"
-#include "deep_ep/error.hpp"
 #include "kernels/common/limits.hpp"
 #include "tools/commands.hpp"
 #include "tools/common/json_output.hpp"

@@ -8,7 +8,6 @@
 #include "csrc/bootstrap/buffer_exchanges.hpp"
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
-#include "deep_ep/error.hpp"
 
 namespace deep_ep {
 

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "csrc/support/format.hpp"
-#include "deep_ep/error.hpp"
 #include "deep_ep/interrupt.hpp"
 
 namespace deep_ep {

@@ -12,7 +12,6 @@
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/bootstrap.hpp"
-#include "deep_ep/error.hpp"
 #include "deep_ep/interrupt.hpp"
 
 namespace deep_ep {

@@ -4,7 +4,6 @@
 #include <bit>
 
 #include "csrc/support/format.hpp"
-#include "deep_ep/error.hpp"
 #include "kernels/low_latency/params.hpp"
 #include "kernels/normal/params.hpp"
 

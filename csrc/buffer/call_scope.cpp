@@ -5,7 +5,6 @@
 
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
-#include "deep_ep/error.hpp"
 #include "kernels/common/limits.hpp"
 
 namespace deep_ep {

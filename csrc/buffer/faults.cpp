@@ -8,7 +8,6 @@
 #include "csrc/rdma/ring/failure.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
-#include "deep_ep/error.hpp"
 #include "deep_ep/interrupt.hpp"
 
 namespace deep_ep {

@@ -15,7 +15,6 @@
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
 #include "csrc/support/text.hpp"
-#include "deep_ep/error.hpp"
 #include "kernels/low_latency/window.hpp"
 #include "kernels/normal/rings.hpp"
 

@@ -11,7 +11,6 @@
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
-#include "deep_ep/error.hpp"
 
 namespace deep_ep::control {
 namespace {

@@ -16,7 +16,6 @@
 #include "csrc/support/environment.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
-#include "deep_ep/error.hpp"
 
 namespace deep_ep::control {
 namespace {

@@ -8,7 +8,6 @@
 #include "csrc/bootstrap/interfaces.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/text.hpp"
-#include "deep_ep/error.hpp"
 
 namespace deep_ep::control {
 

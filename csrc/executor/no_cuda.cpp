@@ -1,6 +1,5 @@
 // What stands in for the CUDA executor in a build without CUDA.
 #include "csrc/support/format.hpp"
-#include "deep_ep/error.hpp"
 #include "deep_ep/executor.hpp"
 
 namespace deep_ep {

@@ -13,7 +13,6 @@
 #include "csrc/bootstrap/sockets.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/token.hpp"
-#include "deep_ep/error.hpp"
 
 namespace deep_ep {
 namespace {

@@ -4,7 +4,6 @@
 #include <string>
 
 #include "csrc/support/format.hpp"
-#include "deep_ep/error.hpp"
 
 namespace deep_ep {
 namespace {

@@ -7,7 +7,6 @@
 
 #include "csrc/memory/heap_memory.hpp"
 #include "csrc/support/format.hpp"
-#include "deep_ep/error.hpp"
 
 namespace deep_ep {
 namespace {

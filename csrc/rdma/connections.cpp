@@ -15,7 +15,6 @@
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
 #include "deep_ep/bootstrap.hpp"
-#include "deep_ep/error.hpp"
 #include "deep_ep/executor.hpp"
 #include "simulation/simulated_ends.hpp"
 

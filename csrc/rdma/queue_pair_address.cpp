@@ -3,7 +3,6 @@
 #include <array>
 
 #include "csrc/support/format.hpp"
-#include "deep_ep/error.hpp"
 
 namespace deep_ep::rdma {
 

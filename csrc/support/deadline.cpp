@@ -5,7 +5,6 @@
 
 #include "csrc/support/environment.hpp"
 #include "csrc/support/format.hpp"
-#include "deep_ep/error.hpp"
 
 namespace deep_ep {
 

@@ -1,4 +1,5 @@
-// Text for messages. Host code only: keep this header out of .cu files, so that nvcc does not have to compile fmt.
+// Text for messages, and the errors that carry it. Host code only: keep this header out of .cu files, so that nvcc does
+// not have to compile fmt.
 #pragma once
 
 #include <fmt/format.h>
@@ -7,6 +8,8 @@
 #include <span>
 #include <string>
 #include <utility>
+
+#include "deep_ep/error.hpp"
 
 namespace deep_ep {
 

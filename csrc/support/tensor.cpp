@@ -5,7 +5,6 @@
 #include <optional>
 
 #include "csrc/support/format.hpp"
-#include "deep_ep/error.hpp"
 
 namespace deep_ep {
 namespace {

@@ -10,7 +10,6 @@
 
 #include "csrc/support/format.hpp"
 #include "csrc/support/text.hpp"
-#include "deep_ep/error.hpp"
 
 namespace deep_ep::topology {
 namespace fs = std::filesystem;

@@ -7,7 +7,6 @@
 #include <sstream>
 
 #include "csrc/support/format.hpp"
-#include "deep_ep/error.hpp"
 #include "tests/support/time_scale.hpp"
 
 namespace deep_ep::faults {

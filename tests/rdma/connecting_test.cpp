@@ -14,7 +14,6 @@
 #include "csrc/rdma/connections.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/bootstrap.hpp"
-#include "deep_ep/error.hpp"
 #include "tests/cluster/processes.hpp"
 #include "tests/rdma/messages.hpp"
 

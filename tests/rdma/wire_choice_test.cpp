@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "csrc/support/format.hpp"
-#include "deep_ep/error.hpp"
 #include "tests/rdma/messages.hpp"
 
 namespace deep_ep::rdma {

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "csrc/support/format.hpp"
-#include "deep_ep/error.hpp"
 #include "tools/common/ranks.hpp"
 #include "tools/common/variables.hpp"
 

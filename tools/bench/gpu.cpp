@@ -9,7 +9,6 @@
 #include <span>
 
 #include "csrc/support/format.hpp"
-#include "deep_ep/error.hpp"
 #endif
 #if DEEP_EP_HAVE_NCCL
 #include <nccl.h>

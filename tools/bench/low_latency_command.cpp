@@ -6,7 +6,6 @@
 #include <string>
 
 #include "csrc/support/format.hpp"
-#include "deep_ep/error.hpp"
 #include "tools/bench/benchmark.hpp"
 #include "tools/bench/gpu.hpp"
 #include "tools/bench/low_latency_rank.hpp"

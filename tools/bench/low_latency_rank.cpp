@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "csrc/support/format.hpp"
-#include "deep_ep/error.hpp"
 #include "tools/common/check_rows.hpp"
 
 namespace deep_ep::tools {

@@ -9,7 +9,6 @@
 
 #include "csrc/buffer/defaults.hpp"
 #include "csrc/support/format.hpp"
-#include "deep_ep/error.hpp"
 #include "tools/bench/benchmark.hpp"
 #include "tools/bench/gpu.hpp"
 #include "tools/bench/normal_mode_rank.hpp"

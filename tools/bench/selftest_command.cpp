@@ -16,7 +16,6 @@
 #include "csrc/support/format.hpp"
 #include "csrc/support/unique_fd.hpp"
 #include "csrc/topology/system_root.hpp"
-#include "deep_ep/error.hpp"
 #include "tools/bench/benchmark.hpp"
 #include "tools/bench/low_latency_rank.hpp"
 #include "tools/bench/normal_mode_rank.hpp"

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "csrc/support/format.hpp"
-#include "deep_ep/error.hpp"
 #include "oracle/bf16.hpp"
 #include "oracle/random.hpp"
 

@@ -9,7 +9,6 @@
 #include "csrc/support/format.hpp"
 #include "csrc/support/text.hpp"
 #include "csrc/support/token.hpp"
-#include "deep_ep/error.hpp"
 #include "deep_ep/executor.hpp"
 #include "tools/common/socket_bootstrap.hpp"
 

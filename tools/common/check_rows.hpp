@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "csrc/support/format.hpp"
-#include "deep_ep/error.hpp"
 #include "oracle/bf16.hpp"
 #include "oracle/normal.hpp"
 

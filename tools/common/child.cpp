@@ -17,7 +17,6 @@
 
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
-#include "deep_ep/error.hpp"
 
 namespace deep_ep::tools {
 namespace {

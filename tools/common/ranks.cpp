@@ -18,7 +18,6 @@
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/unique_fd.hpp"
-#include "deep_ep/error.hpp"
 
 namespace deep_ep::tools {
 

@@ -23,7 +23,6 @@
 #include "csrc/support/logging.hpp"
 #include "csrc/support/token.hpp"
 #include "csrc/support/unique_fd.hpp"
-#include "deep_ep/error.hpp"
 #include "deep_ep/version.hpp"
 
 namespace deep_ep {

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "csrc/support/format.hpp"
-#include "deep_ep/error.hpp"
 #include "tools/commands.hpp"
 #include "tools/common/command_line.hpp"
 #include "tools/common/ranks.hpp"

@@ -4,7 +4,6 @@
 
 #include "csrc/support/format.hpp"
 #include "deep_ep/buffer.hpp"
-#include "deep_ep/error.hpp"
 #include "oracle/low_latency.hpp"
 #include "tools/common/check_rows.hpp"
 #include "tools/common/ranks.hpp"

@@ -1,7 +1,6 @@
 // `deep_ep env` and `deep_ep doctor`: which variables have which value here, and why.
 #include "csrc/support/environment.hpp"
 #include "csrc/support/format.hpp"
-#include "deep_ep/error.hpp"
 #include "tools/common/variables.hpp"
 #include "tools/doctor/checks.hpp"
 

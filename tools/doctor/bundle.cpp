@@ -18,7 +18,6 @@
 #include "csrc/support/environment.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/unique_fd.hpp"
-#include "deep_ep/error.hpp"
 #include "tools/common/version.hpp"
 #include "tools/doctor/machine.hpp"
 

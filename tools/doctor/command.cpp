@@ -9,7 +9,6 @@
 
 #include "csrc/rdma/verbs/libraries.hpp"
 #include "csrc/support/format.hpp"
-#include "deep_ep/error.hpp"
 #include "tools/commands.hpp"
 #include "tools/common/command_line.hpp"
 #include "tools/common/json_output.hpp"

@@ -6,7 +6,6 @@
 #include <cuda_runtime_api.h>
 
 #include "csrc/support/format.hpp"
-#include "deep_ep/error.hpp"
 
 namespace deep_ep::cuda {
 

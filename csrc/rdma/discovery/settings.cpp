@@ -7,7 +7,6 @@
 
 #include "csrc/support/format.hpp"
 #include "csrc/support/text.hpp"
-#include "deep_ep/error.hpp"
 
 namespace deep_ep::rdma {
 namespace {

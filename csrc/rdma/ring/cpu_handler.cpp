@@ -8,7 +8,6 @@
 #include "csrc/rdma/ring/wire.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
-#include "deep_ep/error.hpp"
 
 namespace deep_ep::rdma {
 

@@ -5,7 +5,6 @@
 #include "csrc/executor/cuda/driver.hpp"
 #include "csrc/rdma/verbs/gpu_access.hpp"
 #include "csrc/support/format.hpp"
-#include "deep_ep/error.hpp"
 
 namespace deep_ep::rdma::verbs {
 namespace {

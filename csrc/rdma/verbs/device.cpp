@@ -14,7 +14,6 @@
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
 #include "csrc/support/token.hpp"
-#include "deep_ep/error.hpp"
 
 namespace deep_ep::rdma::verbs {
 

@@ -11,7 +11,6 @@
 #include "csrc/rdma/verbs/libraries.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
-#include "deep_ep/error.hpp"
 
 namespace deep_ep::rdma::verbs {
 namespace {

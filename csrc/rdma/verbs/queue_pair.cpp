@@ -7,7 +7,6 @@
 
 #include "csrc/rdma/verbs/functions.hpp"
 #include "csrc/support/format.hpp"
-#include "deep_ep/error.hpp"
 
 namespace deep_ep::rdma::verbs {
 std::shared_ptr<ibv_cq> make_completion_queue(const std::shared_ptr<Device>& device, std::uint32_t depth) {

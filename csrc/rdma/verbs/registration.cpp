@@ -10,7 +10,6 @@
 #include "csrc/rdma/verbs/functions.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
-#include "deep_ep/error.hpp"
 
 namespace deep_ep::rdma::verbs {
 namespace {

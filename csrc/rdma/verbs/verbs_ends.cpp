@@ -13,7 +13,6 @@
 #include "csrc/rdma/verbs/nic_ends.hpp"
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
-#include "deep_ep/error.hpp"
 
 namespace deep_ep::rdma::verbs {
 namespace {

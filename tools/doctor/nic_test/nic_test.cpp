@@ -8,7 +8,6 @@
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
 #include "csrc/support/text.hpp"
-#include "deep_ep/error.hpp"
 #include "deep_ep/version.hpp"
 #include "tools/common/socket_bootstrap.hpp"
 #include "tools/doctor/nic_test/subjects.hpp"

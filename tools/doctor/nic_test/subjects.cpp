@@ -11,7 +11,6 @@
 #include "csrc/rdma/local/local_ends.hpp"
 #include "csrc/rdma/verbs/nic_ends.hpp"
 #include "csrc/support/format.hpp"
-#include "deep_ep/error.hpp"
 #include "simulation/simulated_ends.hpp"
 #include "tools/common/ranks.hpp"
 

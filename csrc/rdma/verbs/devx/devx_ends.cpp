@@ -8,7 +8,6 @@
 #include "csrc/rdma/verbs/nic_ends.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
-#include "deep_ep/error.hpp"
 #include "deep_ep/executor.hpp"
 
 namespace deep_ep::rdma::verbs {

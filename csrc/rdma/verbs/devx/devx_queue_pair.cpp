@@ -9,7 +9,6 @@
 #include "csrc/rdma/verbs/queue_pair.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
-#include "deep_ep/error.hpp"
 
 namespace deep_ep::rdma::verbs::devx {
 namespace {

@@ -82,10 +82,10 @@ class SimulatedEnds final : public Ends {
         words_(pinned_memory<Words>(executor)),
         stream_(*executor) {
     rings_.emplace(executor, options.rings({.on_gpu = true, .records_apart = handler == NicHandler::doorbell}));
-    params_.speed = {.ns_per_byte = nic_.gb_per_s == 0 ? 0 : 1 / nic_.gb_per_s,
-                     .held_ns = std::max(0.0, nic_.latency_us * 1e3 - (on_gpu_ ? kOwnNsOnGpu : 0)),
-                     .reorder_ns = static_cast<std::uint64_t>(nic_.reorder_us * 1e3),
-                     .completion_ns = static_cast<std::uint64_t>(nic_.completion_us * 1e3)};
+    params_.ns_per_byte = nic_.gb_per_s == 0 ? 0 : 1 / nic_.gb_per_s;
+    params_.held_ns = std::max(0.0, nic_.latency_us * 1e3 - (on_gpu_ ? kOwnNsOnGpu : 0));
+    params_.reorder_ns = static_cast<std::uint64_t>(nic_.reorder_us * 1e3);
+    params_.completion_ns = static_cast<std::uint64_t>(nic_.completion_us * 1e3);
     if (blocks_ > 1) lending_ = device_copy(executor, std::vector<device::simulated::Lending>(1));
     // As many warps that move as there is room for.
     const std::size_t room = executor_->policy().max_shared_bytes;
@@ -101,7 +101,16 @@ class SimulatedEnds final : public Ends {
   /// The NIC finishes the operations that it has taken, and touches no memory afterwards.
   ~SimulatedEnds() override {
     ringer_.reset();
-    if (launching_.joinable()) end();
+    if (!launching_.joinable()) return;
+    launching_.request_stop();
+    __atomic_store_n(&words_->stop, 1, __ATOMIC_RELEASE);
+    launching_.join();
+    try {
+      executor_->make_current();
+      executor_->synchronize(stream_.get());
+    } catch (const std::exception& error) {
+      log::warn("rdma: the simulated NIC has not ended well: {}", error.what());
+    }
   }
 
   QueuePairAddress address(std::size_t end) const override {
@@ -167,13 +176,7 @@ class SimulatedEnds final : public Ends {
             gone_ = true;
           }
         });
-    try {
-      wait_until_serving();
-    } catch (const std::exception& error) {
-      log::error("rdma: {}; waiting until what was launched has ended", error.what());
-      end();
-      throw;
-    }
+    wait_until_serving();
     if (ringer_) ringer_->start({});
   }
 
@@ -208,18 +211,6 @@ class SimulatedEnds final : public Ends {
             deadline.seconds(), to_string(executor_->device()));
       }
       std::this_thread::sleep_for(milliseconds(1));
-    }
-  }
-
-  void end() noexcept {
-    launching_.request_stop();
-    __atomic_store_n(&words_->stop, 1, __ATOMIC_RELEASE);
-    launching_.join();
-    try {
-      executor_->make_current();
-      executor_->synchronize(stream_.get());
-    } catch (const std::exception& error) {
-      log::warn("rdma: the simulated NIC has not ended well: {}", error.what());
     }
   }
 

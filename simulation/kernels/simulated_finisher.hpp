@@ -119,7 +119,7 @@ class Finisher {
     warp::sync();  // additions are at their places before a completion says so
     const std::uint32_t completing = warp::ballot((what & kCompletes) != 0);
     if (completing == 0) return;
-    if (const std::uint64_t most = params_.speed.completion_ns; most != 0) {
+    if (const std::uint64_t most = params_.completion_ns; most != 0) {
       // Pieces behind these completions wait, too.
       const std::uint64_t until = time + scattered(tail_, most);
       for (int polls = 1; now_ns() < until && !queue_.is_stopped(); ++polls) pause(polls);

@@ -62,8 +62,8 @@ class Mover {
       number_ += step_;
       return;
     }
-    if (params_.speed.reorder_ns != 0 && piece.bytes != 0) {
-      const std::uint64_t until = now_ns() + scattered(number_, params_.speed.reorder_ns);
+    if (params_.reorder_ns != 0 && piece.bytes != 0) {
+      const std::uint64_t until = now_ns() + scattered(number_, params_.reorder_ns);
       for (int spins = 1; now_ns() < until && !pieces_.is_stopped(); ++spins) pause(spins);
     }
     const auto to = reinterpret_cast<std::uintptr_t>(piece.to), from = reinterpret_cast<std::uintptr_t>(piece.from);

@@ -27,15 +27,6 @@ struct SimulatedQueue {
   bool failed = false;           ///< nothing is executed any more
 };
 
-struct SimulatedSpeed {
-  static constexpr double kOverheadBytes = 64;  ///< that a message takes on the line besides its own
-
-  double ns_per_byte = 0;           ///< 0: as fast as it goes
-  double held_ns = 0;               ///< from the last byte sent until the peer may see it
-  std::uint64_t reorder_ns = 0;     ///< pieces of payload are held up for different times below this
-  std::uint64_t completion_ns = 0;  ///< completions are held up for different times below this
-};
-
 namespace device::simulated {
 struct Lending;
 }
@@ -45,15 +36,19 @@ struct SimulatedNicParams {
   static constexpr int kMostBlocks = 2;
   /// A warp takes entries, one finishes them, one watches, and the rest move.
   static constexpr int kFewestThreads = 128;
+  static constexpr double kOverheadBytes = 64;  ///< that a message takes on the line besides its own
 
   SimulatedQueue* queues = nullptr;               ///< [num_queues]
   const std::uint64_t* doorbells = nullptr;       ///< [num_queues]: what kernels ring
   const device::rdma::Region* regions = nullptr;  ///< [num_regions]: those of first_key, first_key + 1, ...
   int num_queues = 0;
   int num_regions = 0;
-  std::uint32_t first_key = 0;  ///< of the words for old values
-  std::uint32_t heap_key = 0;   ///< of this rank's heap: with first_key, what may be named as local
-  SimulatedSpeed speed;
+  std::uint32_t first_key = 0;                    ///< of the words for old values
+  std::uint32_t heap_key = 0;                     ///< of this rank's heap: with first_key, what may be named as local
+  double ns_per_byte = 0;                         ///< of the line; 0: as fast as it goes
+  double held_ns = 0;                             ///< from the last byte sent until the peer may see it
+  std::uint64_t reorder_ns = 0;                   ///< pieces of payload are held up for different times below this
+  std::uint64_t completion_ns = 0;                ///< completions are held up for different times below this
   device::simulated::Lending* lending = nullptr;  ///< of two blocks
   std::uint32_t lent_behind = 0;                  ///< pieces are lent where so many stand before them
   /// In host memory; not 0: no more is taken, and what was taken is finished at once.

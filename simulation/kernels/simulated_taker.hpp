@@ -111,7 +111,8 @@ class Taker {
     if (lane_index() == 0) {
       pair.taken = taken + static_cast<std::uint64_t>(count);
       pair.failed = failures != 0;
-      const double on_way = pair.way_ns_per_byte * (static_cast<double>(entry.bytes) + SimulatedSpeed::kOverheadBytes);
+      const double on_way =
+          pair.way_ns_per_byte * (static_cast<double>(entry.bytes) + SimulatedNicParams::kOverheadBytes);
       if (on_way != 0) pair.way_free = now_ns() + static_cast<std::uint64_t>(on_way);
     }
     warp::sync();
@@ -158,12 +159,12 @@ class Taker {
 
   /// When the peer may see each: messages follow one another on the line.
   DEEP_EP_DEVICE void set_times(Piece& entry, int count) {
-    const SimulatedSpeed& speed = params_.speed;
     const auto elapsed = static_cast<double>(warp::shuffle(now_ns(), 0) - begin_);
-    const double bytes = lane_index() < count ? static_cast<double>(entry.bytes) + SimulatedSpeed::kOverheadBytes : 0.0;
-    const double sent = (line_ > elapsed ? line_ : elapsed) + warp::inclusive_sum(bytes * speed.ns_per_byte);
+    const double bytes =
+        lane_index() < count ? static_cast<double>(entry.bytes) + SimulatedNicParams::kOverheadBytes : 0.0;
+    const double sent = (line_ > elapsed ? line_ : elapsed) + warp::inclusive_sum(bytes * params_.ns_per_byte);
     line_ = warp::shuffle(sent, kWarpSize - 1);
-    entry.due = begin_ + static_cast<std::uint64_t>(sent + speed.held_ns);
+    entry.due = begin_ + static_cast<std::uint64_t>(sent + params_.held_ns);
   }
 
   /// Cuts the entries of the first `count` lanes into pieces, in the order of the lanes, and hands them on as there is

@@ -2,39 +2,30 @@
 #pragma once
 
 #include <atomic>
-#include <functional>
-#include <mutex>
+#include <memory>
 #include <string>
 
 #include "kernels/primitives/host/machine.hpp"
 
 namespace deep_ep::host_machine {
 
+class HostStream;
+
 class Kernel {
  public:
-  /// `ended` is called on the worker of the block that ends last.
-  Kernel(KernelLaunch kernel_launch, const void* of_executor, std::uint64_t schedule_seed,
-         std::function<void(Kernel&)> ended)
+  Kernel(KernelLaunch kernel_launch, std::shared_ptr<HostStream> of_stream, const void* of_executor,
+         std::uint64_t schedule_seed)
       : launch(std::move(kernel_launch)),
         owner(of_executor),
         seed(schedule_seed),
-        ended_(std::move(ended)),
+        stream_(std::move(of_stream)),
         blocks_left_(launch.shape.blocks) {}
 
-  /// Notes the first failure. All blocks find out and leave.
-  void fail(const std::string& text) {
-    const std::lock_guard lock(mutex_);
-    if (failed_.load(std::memory_order_relaxed)) return;
-    error_ = "kernel " + std::string(launch.name) + ", " + text;
-    failed_.store(true, std::memory_order_release);
-  }
+  /// The stream gets the first failure. All blocks find out and leave.
+  void fail(const std::string& text);
   bool failed() const { return failed_.load(std::memory_order_acquire); }
-  /// Empty unless it failed; for use after the end.
-  const std::string& error() const { return error_; }
-
-  void block_ended() {
-    if (blocks_left_.fetch_sub(1, std::memory_order_acq_rel) == 1) ended_(*this);
-  }
+  /// The stream goes on behind the last one, on its worker.
+  void block_ended();
 
   const KernelLaunch launch;
   const void* const owner;  ///< the executor
@@ -43,11 +34,9 @@ class Kernel {
   char end_point = 0;    ///< threads release, the stream acquires
 
  private:
-  std::function<void(Kernel&)> ended_;
+  const std::shared_ptr<HostStream> stream_;
   std::atomic<int> blocks_left_;
   std::atomic<bool> failed_{false};
-  std::mutex mutex_;
-  std::string error_;
 };
 
 }  // namespace deep_ep::host_machine

@@ -142,17 +142,22 @@ void HostStream::pump() {
 }
 
 bool HostStream::start(KernelLaunch launch) {
-  auto kernel = std::make_shared<Kernel>(std::move(launch), owner_, derive_seed(seed_, launches_++),
-                                         [self = shared_from_this()](Kernel& ended) { self->kernel_ended(ended); });
+  auto kernel =
+      std::make_shared<Kernel>(std::move(launch), shared_from_this(), owner_, derive_seed(seed_, launches_++));
   tsan::release_as(tsan_context_, &kernel->start_point);
   pool_.start(kernel);
   return false;
 }
 
-void HostStream::kernel_ended(Kernel& kernel) {
-  tsan::acquire_as(tsan_context_, &kernel.end_point);
-  if (kernel.failed()) fail_with(kernel.error());
-  pump();
+void Kernel::fail(const std::string& text) {
+  stream_->fail_with("kernel " + std::string(launch.name) + ", " + text);
+  failed_.store(true, std::memory_order_release);
+}
+
+void Kernel::block_ended() {
+  if (blocks_left_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  tsan::acquire_as(stream_->tsan_context_, &end_point);
+  stream_->pump();
 }
 
 void HostStream::fail_with(const std::string& text) {

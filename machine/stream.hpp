@@ -64,6 +64,8 @@ class HostStream final : public std::enable_shared_from_this<HostStream> {
   void require_home() const;
 
  private:
+  friend class Kernel;
+
   struct Operation {
     /// Returns false if it is not done yet: then resume() or pump() is called when it is.
     std::function<bool()> step;
@@ -74,7 +76,6 @@ class HostStream final : public std::enable_shared_from_this<HostStream> {
   void resume();
   void pump();
   bool start(KernelLaunch launch);
-  void kernel_ended(Kernel& kernel);
   void fail_with(const std::string& text);  ///< the first one counts; none is empty
   std::string failure();
   bool failed() { return !failure().empty(); }

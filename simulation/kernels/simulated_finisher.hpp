@@ -63,46 +63,30 @@ class Finisher {
     fenced_ = moved;
   }
 
-  /// Pieces that are to be finished at once.
-  struct Batch {
-    std::uint64_t end = 0;    ///< behind the last one
-    std::uint64_t other = 0;  ///< of those that are more than bytes, this lane's
-    int others = 0;           ///< how many lanes have one
-  };
-
-  /// Of the pieces behind a fence, those whose time has come. Most are nothing but bytes of long messages; the others,
-  /// a lane's each, may come from many messages: an addition is a way to the peer and back.
-  DEEP_EP_DEVICE Batch due_by(std::uint64_t time) const {
-    Batch batch{tail_};
+  /// Of the pieces behind a fence, finishes those whose time has come. Most are nothing but bytes of long messages; the
+  /// others, a lane's each, may come from many messages: an addition is a way to the peer and back.
+  DEEP_EP_DEVICE void finish_due() {
+    const std::uint64_t time = warp::shuffle(now_ns(), 0);
+    std::uint64_t end = tail_, other = 0;
+    int others = 0;
     for (int count = kWarpSize; count == kWarpSize;) {
-      const std::uint64_t number = mine(batch.end);
+      const std::uint64_t number = mine(end);
       const Piece& piece = queue_.piece(number);
       const bool ready = number < fenced_ && (piece.due <= time || queue_.is_stopped());
       count = leading(ready);
       std::uint32_t found = warp::ballot(lane_index() < count && piece.what != 0);
-      if (batch.others + count_bits(found) > kWarpSize) break;
-      for (; found != 0; found &= found - 1, ++batch.others) {
-        if (lane_index() == batch.others) batch.other = batch.end + static_cast<std::uint64_t>(lowest_bit(found));
+      if (others + count_bits(found) > kWarpSize) break;
+      for (; found != 0; found &= found - 1, ++others) {
+        if (lane_index() == others) other = end + static_cast<std::uint64_t>(lowest_bit(found));
       }
-      batch.end += static_cast<std::uint64_t>(count);
+      end += static_cast<std::uint64_t>(count);
     }
-    return batch;
-  }
-
-  /// Finishes what is due.
-  DEEP_EP_DEVICE void finish_due() {
-    const std::uint64_t time = warp::shuffle(now_ns(), 0);
-    const Batch batch = due_by(time);
-    if (batch.end == tail_) return;
-    std::uint64_t end = batch.end;
-    if (batch.others != 0) {
-      const Piece& piece = queue_.piece(batch.other);
-      std::uint32_t what = lane_index() < batch.others ? piece.what : 0;
-      const int count = together(what, what == 0 ? 0 : piece.queue, what == 0 ? nullptr : piece.to, batch.others);
-      if (count != batch.others) end = warp::shuffle(batch.other, count);
-      if (lane_index() >= count) what = 0;
-      finish(piece, what, time);
-    }
+    if (end == tail_) return;
+    const Piece& piece = queue_.piece(other);
+    const std::uint32_t what = lane_index() < others ? piece.what : 0;
+    const int count = together(what, what == 0 ? 0 : piece.queue, what == 0 ? nullptr : piece.to, others);
+    if (count != others) end = warp::shuffle(other, count);
+    finish(piece, lane_index() < count ? what : 0, time);
     tail_ = end;
     warp::sync();  // every lane has read its pieces: their places may be used again
     if (lane_index() == 0) store_release<Scope::block>(&queue_.tail, tail_);

@@ -22,18 +22,14 @@ class Taker {
   DEEP_EP_DEVICE void run() {
     for (bool over = false; !over;) {
       over = find_work();
-      std::uint32_t with_work = over ? 0 : warp::ballot(found_.fresh != 0);  // the next launch finds it again
+      std::uint32_t with_work = over ? 0 : warp::ballot(found_.rung != 0);  // the next launch finds it again
       while (with_work != 0) {
         const int lane = lowest_bit(with_work);
         with_work &= with_work - 1;
         take(warp::shuffle(found_, lane));
       }
     }
-    for (int q = lane_index(); q < params_.num_queues; q += kWarpSize) {
-      params_.queues[q].taken = shared_.served[q].taken;
-      params_.queues[q].way_free = shared_.served[q].way_free;
-      params_.queues[q].failed = shared_.served[q].failed;
-    }
+    for (int q = lane_index(); q < params_.num_queues; q += kWarpSize) params_.queues[q] = shared_.served[q];
     lender_.end();
     if (lane_index() == 0) store_release<Scope::block>(&queue_.head, head_ | PieceQueue::kEnd);
   }
@@ -43,7 +39,6 @@ class Taker {
   struct Found {
     std::uint64_t rung = 0;  ///< what the doorbell says
     std::uint32_t queue = 0;
-    std::uint32_t fresh = 0;  ///< entries
   };
 
   /// Waits until a lane finds a doorbell that was rung; true if the time is over.
@@ -62,7 +57,7 @@ class Taker {
   /// Looks once at the doorbells of this lane's queue pairs, starting behind the one found last.
   DEEP_EP_DEVICE bool look() {
     const int mine = (params_.num_queues - lane_index() + kWarpSize - 1) / kWarpSize;
-    found_.fresh = 0;
+    found_.rung = 0;
     for (int i = 0; i < mine; ++i) {
       const int turn = turn_ + i < mine ? turn_ + i : turn_ + i - mine;
       const int q = lane_index() + turn * kWarpSize;
@@ -73,8 +68,7 @@ class Taker {
                                      : load_relaxed<Scope::system>(params_.doorbells + q);
       if (rung == 0 || rdma::doorbell_end(rung) == (served.taken & 0xffffu)) continue;
       if (mine != 1) rung = load_acquire<Scope::system>(params_.doorbells + q);
-      found_ = {rung, static_cast<std::uint32_t>(q),
-                (rdma::doorbell_end(rung) - static_cast<std::uint32_t>(served.taken)) & 0xffffu};
+      found_ = {rung, static_cast<std::uint32_t>(q)};
       turn_ = turn + 1 < mine ? turn + 1 : 0;
       return true;
     }
@@ -94,7 +88,8 @@ class Taker {
     SimulatedQueue& pair = shared_.served[q];
     const std::uint64_t taken = pair.taken;
     const std::uint32_t most = pair.way_ns_per_byte != 0 ? 1 : kWarpSize;
-    int count = static_cast<int>(found.fresh < most ? found.fresh : most);
+    const std::uint32_t fresh = (rdma::doorbell_end(found.rung) - static_cast<std::uint32_t>(taken)) & 0xffffu;
+    int count = static_cast<int>(fresh < most ? fresh : most);
     const bool wanted = lane_index() < count;
     const std::uint32_t record = load_relaxed<Scope::system>(pair.doorbell_record);
     Piece entry{};  // as one piece

@@ -50,19 +50,16 @@ void Bench::connect(NicHandler handler, const MakeEndsOn& make, int pairs) {
   ends_ = std::move(made.ends);
 }
 
-void Bench::clear(const Task& task) {
-  const StreamHandle stream = stream_.get();
-  std::fill_n(results_.get(), kWarps, NicTestResult{});
-  std::fill_n(faults_.get(), 2, FaultRecord{});
-  executor_->fill(abort_.get(), 0, sizeof *abort_, stream);
-  executor_->fill(heap_->local(), 0, static_cast<std::size_t>(task.pairs) * layout::kPairBytes, stream);
-  executor_->synchronize(stream);
-}
-
 Run Bench::run(const Task& task) {
   executor_->make_current();
   // Nobody sends before all have cleared what will arrive.
-  agree(bootstrap_, "preparing a test", [&] { clear(task); });
+  agree(bootstrap_, "preparing a test", [&] {
+    std::fill_n(results_.get(), kWarps, NicTestResult{});
+    std::fill_n(faults_.get(), 2, FaultRecord{});
+    executor_->fill(abort_.get(), 0, sizeof *abort_, stream_.get());
+    executor_->fill(heap_->local(), 0, static_cast<std::size_t>(task.pairs) * layout::kPairBytes, stream_.get());
+    executor_->synchronize(stream_.get());
+  });
   params_.task = task.what;
   for (RdmaQueuePair& queue : params_.queues) queue.remote_key ^= task.wrong_bits;
   params_.heap = heap_->local();

@@ -64,8 +64,6 @@ class Bench {
   const Ends* ends() const { return ends_.get(); }
 
  private:
-  void clear(const Task& task);
-
   Bootstrap& bootstrap_;
   std::shared_ptr<Backend> executor_;
   OwnStream stream_;

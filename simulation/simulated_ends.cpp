@@ -70,8 +70,7 @@ class SimulatedEnds final : public Ends {
         executor_(backend_of(executor)),
         on_gpu_(executor->device().kind == Device::Kind::cuda),
         nic_(with_defaults(nic, on_gpu_)),
-        sinks_(device_copy(executor, std::vector<std::uint64_t>(count()))),
-        regions_(mapped_regions(heap, options, sinks_.get(), "simulated")),
+        regions_(mapped_regions(heap, options, "simulated")),
         // Those that a thread rings lie where it and the kernel reach them.
         doorbells_(handler == NicHandler::doorbell
                        ? pinned_memory<std::uint64_t>(executor, count() * sizeof(std::uint64_t))
@@ -122,8 +121,7 @@ class SimulatedEnds final : public Ends {
 
   RdmaQueuePair connect(std::size_t end, const QueuePairAddress& peer) override {
     require_rail(peer, options_.rank, nic_);
-    RdmaQueuePair queue =
-        rings_->queue_pair(end, number_of(end), kSinkKey, heap_key(options_.rank), options_.peer(end), peer);
+    RdmaQueuePair queue = params_of(end, number_of(end), heap_key(options_.rank), peer);
     if (ringer_) {
       ringer_->add(queue, rings_->doorbell_record(end), doorbells_.get() + end);
     } else {
@@ -148,7 +146,7 @@ class SimulatedEnds final : public Ends {
     params_.regions = device_regions_.get();
     params_.num_queues = static_cast<int>(count());
     params_.num_regions = static_cast<int>(regions_.size());
-    params_.first_key = kSinkKey;
+    params_.first_key = heap_key(0);
     params_.heap_key = heap_key(options_.rank);
     params_.lending = lending_.get();
     params_.lent_behind = on_gpu_ ? 128 : 4;  // a piece is some 10 us under way; on the CPU that some are lent is all
@@ -242,7 +240,6 @@ class SimulatedEnds final : public Ends {
   std::shared_ptr<Backend> executor_;
   bool on_gpu_;
   SimulatedNic nic_;
-  std::shared_ptr<std::uint64_t> sinks_;
   std::vector<device::rdma::Region> regions_;  ///< see mapped_regions()
   std::shared_ptr<std::uint64_t> doorbells_;
   std::shared_ptr<SimulatedQueue> queues_;

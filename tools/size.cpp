@@ -57,7 +57,7 @@ json sized(const char* mode, const BufferOptions& options, int ranks, int ranks_
             {"window", layout.window_bytes},
             {"low_latency", layout.low_latency.bytes},
             {"staging", layout.staging.bytes},
-            {"signals", layout.control.bytes()}}},
+            {"signals", layout.low_latency_at()}}},
           // Bytes that NICs read and write: the heap, where there is a NIC to use.
           {"rdma_bytes", queue_pairs == 0 ? 0 : layout.bytes()},
           {"queue_pairs", queue_pairs},

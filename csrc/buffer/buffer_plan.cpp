@@ -28,7 +28,7 @@ BufferPlan BufferPlan::make(const BufferOptions& asked, const NodeMembership& no
   layout.control = {plan.grid, options.max_local_experts,
                     static_cast<int>(std::clamp<std::size_t>(tokens, 2, kMostWindowTokens))};
   layout.low_latency =
-      LowLatencyWindow::make(layout.control.bytes(), options.low_latency.bytes, num_ranks, options.max_local_experts);
+      LowLatencyWindow::make(layout.low_latency_at(), options.low_latency.bytes, num_ranks, options.max_local_experts);
   if (options.low_latency.bytes != 0 && layout.low_latency.slots == 0) {
     fail<InvalidArgument>(
         "low_latency.bytes is {}, which does not even hold a token of each of {} ranks: see "
@@ -92,6 +92,7 @@ std::array<rdma::ConnectionOptions, 2> BufferPlan::connections() const {
   // would wait for its NIC otherwise, and with it all that its warp serves.
   const int chunks = lanes == 1 ? Rings::kMostChunks : RailPairs::kMostUnderWay;
   normal.depth = std::bit_ceil(1 + 2 * static_cast<std::uint32_t>(chunks));
+  low_latency.sink = normal.sink = layout.sink_at();
   return sets;
 }
 

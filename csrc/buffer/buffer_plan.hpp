@@ -15,15 +15,17 @@
 namespace deep_ep {
 
 /// Where everything lies in a rank's heap: the same on all ranks, so that an offset of one is an offset of all. In this
-/// order: signals of normal mode, memory of low-latency calls (signals, then rows), what NICs fetch from, the bounded
-/// window, and up to the end the arena for received tensors.
+/// order: signals of normal mode, a line for ConnectionOptions::sink, memory of low-latency calls (signals, then rows),
+/// what NICs fetch from, the bounded window, and up to the end the arena for received tensors.
 struct HeapLayout {
   ControlWindow control;
   LowLatencyWindow low_latency;  ///< bytes 0: none
   LowLatencyStaging staging;     ///< bytes 0: none
   std::size_t window_bytes = 0, arena_bytes = 0;
 
-  std::size_t staging_at() const { return control.bytes() + low_latency.bytes; }
+  std::size_t sink_at() const { return control.bytes(); }
+  std::size_t low_latency_at() const { return sink_at() + kLine; }
+  std::size_t staging_at() const { return low_latency_at() + low_latency.bytes; }
   std::size_t window_at() const { return staging_at() + staging.bytes; }
   std::size_t arena_at() const { return window_at() + window_bytes; }
   std::size_t bytes() const { return arena_at() + arena_bytes; }

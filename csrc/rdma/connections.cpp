@@ -157,9 +157,8 @@ MakeEnds ends_of(const std::shared_ptr<Executor>& executor, const SymmetricHeap&
     for (int rail = static_cast<int>(nic.landing_nics.size()); rail < options.rail_width; ++rail) {
       const int owner = options.rank - options.rail_of(options.rank) + rail;
       const WireFacts& facts = wire.ranks[static_cast<std::size_t>(owner)];
-      nic.landing_nics.push_back(owner == options.rank
-                                     ? verbs::HeapOnNic()
-                                     : nic.open(facts.nic.data(), facts.path, verbs::verbs_functions(), heap));
+      nic.landing_nics.push_back(
+          owner == options.rank ? nullptr : nic.open(facts.nic.data(), facts.path, verbs::verbs_functions(), heap));
     }
     return verbs::make_nic_ends(handler, nic, executor, options);
   };

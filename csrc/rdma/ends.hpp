@@ -27,6 +27,7 @@ struct ConnectionOptions {
   /// kinds: where physical ports of a NIC are bonded, neighbours of either leave by different ports, see port_offset().
   int kinds = 1;
   std::uint32_t depth = 1024;  ///< entries of each ring; a power of two from 64 to 32768
+  std::uint64_t sink = 0;      ///< place in the heap of a word where old values of additions go, which nothing reads
   /// Of so many NICs of the rank the one that these ends are on. It has channels nic, nic + num_nics, ...; Connections
   /// fill them in.
   int nic = 0, num_nics = 1;
@@ -107,6 +108,11 @@ class Ends {
 
   /// The first failure that the thread or kernel that executes has found.
   virtual std::string executor_failure() const = 0;
+  /// What kernels need to reach `peer` by the end's queue pair, which has this number. See RingMemory::queue_pair().
+  RdmaQueuePair params_of(std::size_t end, std::uint32_t number, std::uint32_t heap_key,
+                          const QueuePairAddress& peer) const {
+    return rings_->queue_pair(end, number, {options_.sink, heap_key}, options_.peer(end), peer);
+  }
   /// Says why an end that has not failed is late; empty: it is not.
   virtual std::string trouble(std::size_t end, const RingStatus& ring) const;
 

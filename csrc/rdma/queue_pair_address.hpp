@@ -2,16 +2,11 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
-#include <string_view>
 #include <type_traits>
 
 #include "csrc/rdma/discovery/gid.hpp"
 
 namespace deep_ep::rdma {
-
-enum class LinkLayer : std::uint8_t { none, infiniband, ethernet };  ///< none: no network between the ends
-std::string_view to_string(LinkLayer link_layer);
 
 /// What one end of a queue pair must know of the other. Plain bytes in the byte order of the machine: all ranks share
 /// one.
@@ -19,20 +14,15 @@ struct QueuePairAddress {
   std::uint32_t queue_pair = 0;
   std::uint32_t packet_number = 0;  ///< first one that this end sends
   std::uint16_t lid = 0;
-  std::uint8_t mtu = 0;  ///< code of the specification: 1 = 256 bytes ... 5 = 4096 bytes
-  LinkLayer link_layer = LinkLayer::none;
+  std::uint8_t mtu = 0;       ///< code of the specification: 1 = 256 bytes ... 5 = 4096 bytes
+  std::uint8_t ethernet = 0;  ///< 1: RoCE; 0: InfiniBand, or no network between the ends
   std::uint8_t outstanding_reads_in = 0;
-  std::uint8_t needs_global_route = 0;  ///< InfiniBand: 1 where the port takes no packets without a global route header
+  std::uint8_t needs_global_route = 0;  ///< 1: the port takes no packets without a global route header
   std::uint8_t padding[2] = {};
   std::uint32_t heap_key = 0;    ///< by which the peer writes to this rank's heap
   std::uint32_t signal_key = 0;  ///< by which it adds there
   GidBytes gid{};
 };
 static_assert(std::is_trivially_copyable_v<QueuePairAddress> && sizeof(QueuePairAddress) == 40);
-
-std::string to_string(const QueuePairAddress& address);
-
-/// RankMismatch unless queue pairs with these addresses can be connected; `device` is the one at this end.
-void check_compatible(const std::string& device, const QueuePairAddress& own, const QueuePairAddress& peer);
 
 }  // namespace deep_ep::rdma

@@ -47,10 +47,11 @@ inline constexpr std::uint64_t kSignal = 0;   ///< rounds that the sender has se
 inline constexpr std::uint64_t kAnswer = 8;   ///< rounds that the receiver has seen
 inline constexpr std::uint64_t kReport = 16;  ///< operations that the sender has made
 inline constexpr std::uint64_t kCounters = 64;
+inline constexpr std::uint64_t kSink = 79 << 10;  ///< of the first pair: see RdmaQueuePair::sink
 inline constexpr std::uint64_t kIncoming = 80 << 10;
 inline constexpr std::uint64_t kOutgoing = kIncoming + std::uint64_t{kMessages} * kMessageBytes;
 inline constexpr std::uint64_t kPairBytes = kOutgoing + std::uint64_t{kMessages} * kMessageBytes;
-static_assert(kCounters + 8 * kSlots <= kIncoming && 4 * kSlots * kSlotWords <= kOutgoing - kIncoming);
+static_assert(kCounters + 8 * kSlots <= kSink && 4 * kSlots * kSlotWords <= kOutgoing - kIncoming);
 
 /// Rounds of writes and fetch-adds in turn; the receiver looks at each round's data.
 inline constexpr NicTestTask kEntries{true, kSlots, kSlots, kSlotWords, kSlots};

@@ -43,8 +43,8 @@ struct SimulatedNicParams {
   const device::rdma::Region* regions = nullptr;  ///< [num_regions]: those of first_key, first_key + 1, ...
   int num_queues = 0;
   int num_regions = 0;
-  std::uint32_t first_key = 0;                    ///< of the words for old values
-  std::uint32_t heap_key = 0;                     ///< of this rank's heap: with first_key, what may be named as local
+  std::uint32_t first_key = 0;
+  std::uint32_t heap_key = 0;                     ///< of this rank's heap, which alone may be named as local
   double ns_per_byte = 0;                         ///< of the line; 0: as fast as it goes
   double held_ns = 0;                             ///< from the last byte sent until the peer may see it
   std::uint64_t reorder_ns = 0;                   ///< pieces of payload are held up for different times below this

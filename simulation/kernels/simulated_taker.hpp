@@ -139,9 +139,7 @@ class Taker {
     entry.what = operation.signalled ? kCompletes : 0;
     if (operation.length == 0) return;  // not checked, as on devices
     const bool adds = operation.opcode == rdma::kOpcodeFetchAdd;
-    const std::uint32_t local = operation.local.key;
-    const bool mine = local == params_.first_key || local == params_.heap_key;
-    entry.from = mine ? find(operation.local, operation.length) : nullptr;
+    entry.from = operation.local.key == params_.heap_key ? find(operation.local, operation.length) : nullptr;
     const std::uint32_t key = pair.remote_key | (adds ? kSimulatedSignalKey : 0);
     const rdma::KeyedAddress remote{operation.remote.address, pair.remote_key};
     entry.to = operation.remote.key == key ? find(remote, operation.length) : nullptr;

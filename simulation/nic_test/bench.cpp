@@ -41,8 +41,12 @@ void Bench::connect(NicHandler handler, const MakeEndsOn& make, int pairs) {
   ends_.reset();
   const int next = (bootstrap_.rank() + 1) % bootstrap_.size();  // of two ranks: the other; one talks to itself
   // A sender's end meets the receiver's of the same pair: what fails one way does not end the other.
-  const ConnectionOptions options{
-      .rank = bootstrap_.rank(), .peers = {next}, .channels = 2 * pairs, .depth = kDepth, .crossed = true};
+  const ConnectionOptions options{.rank = bootstrap_.rank(),
+                                  .peers = {next},
+                                  .channels = 2 * pairs,
+                                  .depth = kDepth,
+                                  .sink = layout::kSink,
+                                  .crossed = true};
   const auto make_here = [&](NicHandler one, const ConnectionOptions& set) { return make(one, *heap_, set); };
   ConnectedEnds made = std::move(
       make_connected_ends(bootstrap_, std::array{options}, handler, /*may_fall_back=*/true, make_here).front());

@@ -35,7 +35,8 @@ struct ExchangeParams {
   DEEP_EP_HOST_DEVICE std::uint64_t incoming(int source, int epoch, int row) const {
     return slot(num_ranks + source, epoch, row);
   }
-  DEEP_EP_HOST_DEVICE std::uint64_t heap_bytes() const { return slot(2 * num_ranks, 0, 0); }
+  DEEP_EP_HOST_DEVICE std::uint64_t sink() const { return slot(2 * num_ranks, 0, 0); }
+  DEEP_EP_HOST_DEVICE std::uint64_t heap_bytes() const { return sink() + 8; }
 
  private:
   DEEP_EP_HOST_DEVICE std::uint64_t slot(int area, int epoch, int row) const {

@@ -48,6 +48,7 @@ void Member::connect(rdma::ConnectionOptions options, std::optional<rdma::RdmaSe
   const std::vector<ProcessIdentity> processes = all_gather_values(*bootstrap, this_process());
   auto wire = rdma::AgreedWire::agree(*bootstrap, *executor, processes, std::move(settings));
   wire.num_nics = num_nics;
+  options.sink = exchange.sink();
   connections =
       std::move(rdma::Connections::make(*bootstrap, executor, heap, std::array{std::move(options)}, wire).front());
 }

@@ -53,7 +53,7 @@ class LocalEnds final : public Ends, private Wire {
       stream_.emplace(*executor);
       bounce_ = pinned_memory<std::uint64_t>(executor, 2 * sizeof(std::uint64_t));
     }
-    regions_ = mapped_regions(heap, options, rings_->sinks(), "local");
+    regions_ = mapped_regions(heap, options, "local");
     if (trial.wrap) wrapped_ = trial.wrap(*this);
     handler_.emplace(wrapped_ != nullptr ? *wrapped_ : *this, device_);
   }
@@ -64,8 +64,7 @@ class LocalEnds final : public Ends, private Wire {
   }
 
   RdmaQueuePair connect(std::size_t end, const QueuePairAddress& peer) override {
-    const auto queue =
-        rings_->queue_pair(end, address(end).queue_pair, kSinkKey, heap_key(options_.rank), options_.peer(end), peer);
+    const RdmaQueuePair queue = params_of(end, address(end).queue_pair, heap_key(options_.rank), peer);
     handler_->add(queue);
     return queue;
   }
@@ -111,7 +110,7 @@ class LocalEnds final : public Ends, private Wire {
   }
 
   std::byte* find(const device::rdma::KeyedAddress& place, std::uint64_t bytes) const {
-    const std::uint32_t region = place.key - kSinkKey;
+    const std::uint32_t region = place.key - heap_key(0);
     return region < regions_.size() ? regions_[region].at(place.address, bytes) : nullptr;
   }
 
@@ -119,7 +118,7 @@ class LocalEnds final : public Ends, private Wire {
   void fetch_add(void* word, std::uint64_t add, void* before) {
     if (executor_ == nullptr) {
       const std::uint64_t old = __atomic_fetch_add(static_cast<std::uint64_t*>(word), add, __ATOMIC_ACQ_REL);
-      return void(std::memcpy(before, &old, sizeof old));
+      return __atomic_store_n(static_cast<std::uint64_t*>(before), old, __ATOMIC_RELAXED);  // threads share the sink
     }
     // Earlier copies are complete before the sum is written: there is one stream, and this waits for it.
     std::uint64_t* const values = bounce_.get();
@@ -145,9 +144,8 @@ class LocalEnds final : public Ends, private Wire {
 
 }  // namespace
 
-std::vector<Region> mapped_regions(const SymmetricHeap& heap, const ConnectionOptions& options, std::uint64_t* sinks,
-                                   std::string_view wire) {
-  std::vector<Region> regions{{reinterpret_cast<std::byte*>(sinks), options.ends() * sizeof *sinks}};
+std::vector<Region> mapped_regions(const SymmetricHeap& heap, const ConnectionOptions& options, std::string_view wire) {
+  std::vector<Region> regions;
   for (std::byte* const mapped : heap.peers()) regions.push_back({mapped, heap.bytes()});
   for (const int peer : options.peers) {
     if (heap.peers()[static_cast<std::size_t>(peer)] != nullptr) continue;

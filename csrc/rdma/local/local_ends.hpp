@@ -17,14 +17,13 @@ class Executor;
 
 namespace deep_ep::rdma {
 
-// Keys by which ranks of one host know memory; none is 0, which is no key.
-inline constexpr std::uint32_t kSinkKey = 0x10000;  ///< of a rank's own words for old values
-constexpr std::uint32_t heap_key(int rank) { return kSinkKey + 1 + static_cast<std::uint32_t>(rank); }
+/// By which ranks of one host know a rank's heap; none is 0, which is no key.
+constexpr std::uint32_t heap_key(int rank) { return 0x10000 + static_cast<std::uint32_t>(rank); }
 
-/// By key, from kSinkKey on: `sinks`, and the heaps of this rank and its peers as this rank has mapped them.
-/// SystemError, with the name of the wire: it has not mapped one.
+/// By key, from heap_key(0) on: the heaps of this rank and its peers as this rank has mapped them. SystemError, with
+/// the name of the wire: it has not mapped one.
 std::vector<device::rdma::Region> mapped_regions(const SymmetricHeap& heap, const ConnectionOptions& options,
-                                                 std::uint64_t* sinks, std::string_view wire);
+                                                 std::string_view wire);
 
 /// For tests.
 struct LocalTrial {

@@ -26,8 +26,7 @@ RingMemory::RingMemory(std::shared_ptr<Executor> executor, const RingOptions& op
   rings_ = aligned(allocation_, options_.alignment);
   const std::uint64_t first = options_.first_index;
   states_ = device_copy<RdmaQueueState>(executor_, {options_.count, {first, first, 0}});
-  pinned_ = pinned_memory<std::byte>(executor_,
-                                     record_bytes() + sinks_apart() + options_.count * sizeof(std::uint64_t) + kPage);
+  pinned_ = pinned_memory<std::byte>(executor_, record_bytes() + options_.count * sizeof(std::uint64_t) + kPage);
   pages_ = aligned(pinned_, kPage);
   std::fill_n(producer_index(0), options_.count, first);
   // All ones: entries with no known opcode, and a completion that is not yet written.
@@ -42,8 +41,8 @@ std::size_t RingMemory::record_bytes() const {
   return options_.records_apart ? (options_.count * 2 * sizeof(std::uint32_t) + kPage - 1) / kPage * kPage : 0;
 }
 
-RdmaQueuePair RingMemory::queue_pair(std::size_t i, std::uint32_t number, std::uint32_t sink_key,
-                                     std::uint32_t local_key, int peer, const QueuePairAddress& remote) const {
+RdmaQueuePair RingMemory::queue_pair(std::size_t i, std::uint32_t number, const device::rdma::KeyedAddress& sink,
+                                     int peer, const QueuePairAddress& remote) const {
   return {.ring = ring(i),
           .completion = completion(i),
           .doorbell = producer_index(i),
@@ -52,8 +51,8 @@ RdmaQueuePair RingMemory::queue_pair(std::size_t i, std::uint32_t number, std::u
           .depth = options_.depth,
           .batch = options_.batch,
           .peer = peer,
-          .sink = {sizeof(std::uint64_t) * i, sink_key},
-          .local_key = local_key,
+          .sink = sink,
+          .local_key = sink.key,
           .remote_key = remote.heap_key,
           .signal_key = remote.signal_key};
 }

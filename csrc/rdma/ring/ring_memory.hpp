@@ -59,7 +59,9 @@ class RingMemory {
   device::rdma::CompletionEntry* completion(std::size_t i) const {
     return reinterpret_cast<device::rdma::CompletionEntry*>(begin(i) + options_.completion());
   }
-  std::uint64_t* producer_index(std::size_t i) const { return sinks() + sinks_apart() / sizeof(std::uint64_t) + i; }
+  std::uint64_t* producer_index(std::size_t i) const {
+    return reinterpret_cast<std::uint64_t*>(pages_ + record_bytes()) + i;
+  }
   std::uint32_t* doorbell_record(std::size_t i) const {
     std::byte* const both =
         options_.records_apart ? records() + 2 * sizeof(std::uint32_t) * i : begin(i) + options_.doorbell();
@@ -68,13 +70,11 @@ class RingMemory {
   /// Where records lie apart.
   std::byte* records() const { return pages_; }
   std::size_t record_bytes() const;
-  /// Words of pinned memory, one a queue pair, where old values of additions go. Devices know them by their offsets.
-  std::uint64_t* sinks() const { return reinterpret_cast<std::uint64_t*>(pages_ + record_bytes()); }
-  std::size_t sink_bytes() const { return options_.count * sizeof(std::uint64_t); }
 
-  /// What kernels need to reach `remote` of rank `peer`, for a handler that reads producer indices.
-  RdmaQueuePair queue_pair(std::size_t i, std::uint32_t number, std::uint32_t sink_key, std::uint32_t local_key,
-                           int peer, const QueuePairAddress& remote) const;
+  /// What kernels need to reach `remote` of rank `peer`, for a handler that reads producer indices. `sink`: a word of
+  /// this rank's heap, whose key is the heap's.
+  RdmaQueuePair queue_pair(std::size_t i, std::uint32_t number, const device::rdma::KeyedAddress& sink, int peer,
+                           const QueuePairAddress& remote) const;
 
   /// Does the host reach the rings, or only their device?
   bool host_reads() const;
@@ -84,9 +84,6 @@ class RingMemory {
   bool idle() const;
 
  private:
-  std::size_t sinks_apart() const {
-    return (sink_bytes() + RingOptions::kLine - 1) / RingOptions::kLine * RingOptions::kLine;
-  }
   std::byte* begin(std::size_t i) const { return rings_ + i * options_.bytes(); }
 
   std::shared_ptr<Executor> executor_;
@@ -96,7 +93,7 @@ class RingMemory {
   std::byte* rings_ = nullptr;
   std::shared_ptr<RdmaQueueState> states_;
   std::shared_ptr<std::byte> pinned_;
-  std::byte* pages_ = nullptr;  ///< of it: records that lie apart, sinks, producer indices
+  std::byte* pages_ = nullptr;  ///< of it: records that lie apart, producer indices
 };
 
 }  // namespace deep_ep::rdma

@@ -1,7 +1,6 @@
 #include "csrc/rdma/verbs/device.hpp"
 
 #include <poll.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -17,17 +16,8 @@
 
 namespace deep_ep::rdma::verbs {
 
-std::size_t host_page_bytes() { return static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)); }
-
-void require(const std::string& device, int error, const std::string& call, const char* hint) {
-  if (error != 0) fail<SystemError>("RDMA device {}: {}: {}{}", device, call, errno_text(error), hint);
-}
-
-void note_end(const std::string& device, const char* call, int error) {
-  if (error != 0) log::warn("RDMA device {}: {}: {}", device, call, errno_text(error));
-}
-
-Device::Device(std::string name, const PathOptions& path, const VerbsFunctions& functions)
+Device::Device(std::string name, const PathOptions& path, const VerbsFunctions& functions, const MemoryRange& heap,
+               bool any_order)
     : name_(std::move(name)), path_(path), functions_(functions) {
   int count = 0;
   // A kernel without RDMA answers with an error; that is "no device" as well.
@@ -50,7 +40,7 @@ Device::Device(std::string name, const PathOptions& path, const VerbsFunctions& 
     fail<InvalidArgument>("RDMA device '{}' is not on this machine; libibverbs sees: {}", name_,
                           fmt::join(names, ", "));
   }
-  require(name_, functions_.query_device(context(), &limits_), "ibv_query_device");
+  require(functions_.query_device(context(), &limits_), "ibv_query_device");
   // Linux says this of an mlx5 device that adds, with operands of 8 bytes, in the order of bytes that processors have.
   if (limits_.atomic_cap != IBV_ATOMIC_HCA && limits_.atomic_cap != IBV_ATOMIC_GLOB) {
     fail<SystemError>(
@@ -60,10 +50,42 @@ Device::Device(std::string name, const PathOptions& path, const VerbsFunctions& 
   }
   errno = 0;
   ibv_pd* const domain = functions_.alloc_pd(context());
-  require(name_, errno_unless(domain != nullptr), "ibv_alloc_pd");
-  protection_domain_ = {domain,
-                        [this](ibv_pd* gone) { note_end(name_, "ibv_dealloc_pd", functions_.dealloc_pd(gone)); }};
+  require(errno_unless(domain != nullptr), "ibv_alloc_pd");
+  protection_domain_ = owned(domain, functions_.dealloc_pd, "ibv_dealloc_pd");
   address_ = find_address();
+  // Peers write and add; nothing reads remotely. The device refuses additions by a key of any order.
+  constexpr int kWrites = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+  signals_ = payload_ = register_heap(heap, kWrites | IBV_ACCESS_REMOTE_ATOMIC);
+  if (any_order) payload_ = register_heap(heap, kWrites | IBV_ACCESS_RELAXED_ORDERING);
+  address_.heap_key = payload_->rkey;
+  address_.signal_key = signals_->rkey;
+  idle_completions_ = make_completion_queue(1);
+}
+
+std::shared_ptr<ibv_mr> Device::register_heap(const MemoryRange& heap, int access) {
+  ibv_mr* made = nullptr;
+  heap_path_ = register_memory(name_, heap, "ibv_reg_mr", [&](int dma_buf) {
+    ibv_pd* const domain = protection_domain();
+    made = dma_buf >= 0 ? functions_.reg_dmabuf_mr(domain, 0, heap.bytes, 0, dma_buf, access)
+                        : functions_.reg_mr_iova2(domain, heap.address, heap.bytes, 0, static_cast<unsigned>(access));
+    return made != nullptr;
+  });
+  return owned(made, functions_.dereg_mr, "ibv_dereg_mr");
+}
+
+std::shared_ptr<ibv_cq> Device::make_completion_queue(std::uint32_t depth) const {
+  errno = 0;
+  ibv_cq* const made = functions_.create_cq(context(), static_cast<int>(depth), nullptr, nullptr, 0);
+  require(errno_unless(made != nullptr), fmt::format("ibv_create_cq of {} entries", depth));
+  return owned(made, functions_.destroy_cq, "ibv_destroy_cq");
+}
+
+void Device::require(int error, const std::string& call, const char* hint) const {
+  if (error != 0) fail<SystemError>("RDMA device {}: {}: {}{}", name_, call, errno_text(error), hint);
+}
+
+void Device::note_end(const char* call, int error) const {
+  if (error != 0) log::warn("RDMA device {}: {}: {}", name_, call, errno_text(error));
 }
 
 QueuePairAddress Device::find_address() const {
@@ -76,25 +98,17 @@ QueuePairAddress Device::find_address() const {
   QueuePairAddress address;
   address.lid = port.lid;
   address.mtu = static_cast<std::uint8_t>(port.active_mtu);
-  address.link_layer = ethernet ? LinkLayer::ethernet : LinkLayer::infiniband;
-  address.needs_global_route = (port.flags & IBV_QPF_GRH_REQUIRED) != 0 ? 1 : 0;
+  address.ethernet = ethernet ? 1 : 0;
+  address.needs_global_route = ethernet || (port.flags & IBV_QPF_GRH_REQUIRED) != 0 ? 1 : 0;
   ibv_gid gid{};
   errno = 0;
   const int refused = functions_.query_gid(context(), static_cast<std::uint8_t>(path_.port), path_.gid_index, &gid);
-  require(name_, errno_unless(refused == 0),
-          fmt::format("ibv_query_gid of port {}, index {}", path_.port, path_.gid_index));
+  require(errno_unless(refused == 0), fmt::format("ibv_query_gid of port {}, index {}", path_.port, path_.gid_index));
   std::memcpy(address.gid.data(), gid.raw, sizeof gid.raw);
   // Random for each opening, so that late packets of an old connection, whose queue pair had the same number, do not
   // fit.
   address.packet_number = random_bits<std::uint32_t>() & 0xffffff;
   address.outstanding_reads_in = static_cast<std::uint8_t>(std::clamp(limits_.max_qp_rd_atom, 0, 255));
-  // Also where this port takes packets without a global route: a peer's may not, and then this GID is the source.
-  if (GidEntry{.bytes = address.gid}.is_zero()) {
-    fail<InvalidArgument>(
-        "GID index {} of RDMA device {} port {} is empty (0 to {} exist; an address is missing on its network "
-        "interface, or the index is wrong: DEEP_EP_RDMA_GID_INDEX=auto chooses one)",
-        path_.gid_index, name_, path_.port, port.gid_tbl_len - 1);
-  }
   return address;
 }
 
@@ -115,8 +129,7 @@ bool Device::has_failed() {
 ibv_port_attr Device::port() const {
   ibv_port_attr attributes{};
   // The exported function fills the fields that are read here.
-  require(name_,
-          functions_.query_port(context(), static_cast<std::uint8_t>(path_.port),
+  require(functions_.query_port(context(), static_cast<std::uint8_t>(path_.port),
                                 reinterpret_cast<_compat_ibv_port_attr*>(&attributes)),
           fmt::format("ibv_query_port of port {}", path_.port));
   return attributes;

@@ -17,19 +17,16 @@ PathOptions path_by(const RdmaSettings& settings, const NicAssignment& assignmen
   return path;
 }
 
-HeapOnNic NicAccess::open(const std::string& name, const PathOptions& path, const VerbsFunctions& functions,
-                          const SymmetricHeap& heap) const try {
+std::shared_ptr<Device> NicAccess::open(const std::string& name, const PathOptions& path,
+                                        const VerbsFunctions& functions, const SymmetricHeap& heap) const try {
   if (gpu && !gpu->keeps_order_of_writes) {
     fail<SystemError>(
         "NIC {} cannot serve this GPU: the GPU does not keep the order of what NICs write (attribute "
         "GPU_DIRECT_RDMA_WRITES_ORDERING is 0), so that a signal could be seen before its data",
         nic.name());
   }
-  const auto device = std::make_shared<Device>(name, path, functions);
-  MemoryRange range{.address = heap.local(), .bytes = heap.bytes(), .gpu = gpu ? &gpu->export_dma_buf : nullptr};
-  const Registration signals(device, range);
-  range.any_order = relaxed_ordering;
-  return {device, make_completion_queue(device, 1), signals, relaxed_ordering ? Registration(device, range) : signals};
+  const MemoryRange range{.address = heap.local(), .bytes = heap.bytes(), .gpu = gpu ? &gpu->export_dma_buf : nullptr};
+  return std::make_shared<Device>(name, path, functions, range, relaxed_ordering);
 } catch (const Error& error) {
   if (name == nic.nic.name) throw;
   fail<SystemError>("NIC {} cannot receive for this rank, whose NIC is {}: {}", name, nic.name(), error.what());
@@ -49,7 +46,7 @@ NicAccess open_nic(const NicAssignment& assignment, const Executor& executor, co
     access.gpu = gpu_access(executor.device().index);
     if (!settings.dma_buf) access.gpu->export_dma_buf = {};
   }
-  access.heap = access.open(assignment.nic.name, path_by(settings, assignment), verbs_functions(), heap);
+  access.device = access.open(assignment.nic.name, path_by(settings, assignment), verbs_functions(), heap);
   return access;
 }
 
@@ -67,14 +64,9 @@ NicEnds::NicEnds(const NicAccess& nic, const ConnectionOptions& options)
     : Ends(options, nic.nic.name()), nic_(nic), landings_(options.ends()) {
   if (options.rail_width == 0) nic_.landing_nics.clear();  // ends keep what they have
   for (std::size_t end = 0; end < options.ends(); ++end) {
-    if (options.lands(end)) landings_[end].emplace(landing_nic(end).device, landing_nic(end).completions, 1);
+    const auto rail = [&] { return static_cast<std::size_t>(options.rail_of(options.peer(end))); };
+    if (options.lands(end)) landings_[end].emplace(nic_.landing_nics.at(rail()));
   }
-}
-
-void NicEnds::make_rings(const std::shared_ptr<Executor>& executor, const RingOptions& shape) {
-  sinks_ = {};
-  rings_.emplace(executor, options_.rings(shape));
-  sinks_ = {nic_.heap.device, MemoryRange{.address = rings_->sinks(), .bytes = rings_->sink_bytes()}};
 }
 
 }  // namespace deep_ep::rdma::verbs

@@ -23,60 +23,35 @@ namespace devx {
 struct DevxDevice;
 }
 
-/// An opened NIC, and the heap, addressed from 0, as it reaches it.
-struct HeapOnNic {
-  std::shared_ptr<Device> device;
-  std::shared_ptr<ibv_cq> completions;  ///< of queue pairs that send nothing
-  Registration signals;                 ///< strictly ordered
-  Registration payload;                 ///< the same, or in any order
-
-  /// Tells the peer both keys.
-  QueuePairAddress at(QueuePairAddress address) const {
-    address.heap_key = payload.region->rkey;
-    address.signal_key = signals.region->rkey;
-    return address;
-  }
-};
-
 /// What ends on a NIC need: the NIC, and what lets it reach the rank's memory and be driven by its kernels.
 struct NicAccess {
   NicAssignment nic;
-  HeapOnNic heap;                               ///< after open()
+  std::shared_ptr<Device> device;               ///< after open()
   std::optional<GpuAccess> gpu;                 ///< whose are heap and rings; nothing: the CPU's
   bool relaxed_ordering = false;                ///< of payload
   const Mlx5Functions* mlx5 = nullptr;          ///< null: those of this machine
   std::shared_ptr<devx::DevxDevice> devx = {};  ///< what all ends by DevX share; the first one makes it
   /// NICs of this node, by which their rails' ranks of other nodes write to this rank's heap: of each rail, where ends
-  /// keep to rails; without a device for this rank's own.
-  std::vector<HeapOnNic> landing_nics = {};
+  /// keep to rails; null for this rank's own.
+  std::vector<std::shared_ptr<Device>> landing_nics = {};
 
-  /// Opens a port of a device and registers the heap with it. Of another device than this rank's, errors name both.
-  HeapOnNic open(const std::string& name, const PathOptions& path, const VerbsFunctions& functions,
-                 const SymmetricHeap& heap) const;
+  /// Opens a port of a device for the heap. Of another device than this rank's, errors name both.
+  std::shared_ptr<Device> open(const std::string& name, const PathOptions& path, const VerbsFunctions& functions,
+                               const SymmetricHeap& heap) const;
 };
 
-/// The base of the ends of all handlers: the NIC, the registered heap, the options.
+/// The base of the ends of all handlers: the NIC, and queue pairs by which others write to this rank's heap.
 class NicEnds : public Ends {
  public:
   NicEnds(const NicAccess& nic, const ConnectionOptions& options);
-  QueuePairAddress landing(std::size_t end) const override { return landing_nic(end).at(landings_.at(end)->address()); }
+  QueuePairAddress landing(std::size_t end) const override { return landings_.at(end)->address(); }
   void connect_landing(std::size_t end, const QueuePairAddress& peer) override { landings_.at(end)->connect(peer); }
 
  protected:
-  /// `shape`: where they lie.
-  void make_rings(const std::shared_ptr<Executor>& executor, const RingOptions& shape);
-  /// What kernels need to reach `peer` by the end's queue pair, which has this number. See RingMemory::queue_pair().
-  RdmaQueuePair params_of(std::size_t end, std::uint32_t number, const QueuePairAddress& peer) const {
-    return rings_->queue_pair(end, number, sinks_.region->lkey, nic_.heap.payload.region->lkey, options_.peer(end),
-                              peer);
-  }
-  const HeapOnNic& landing_nic(std::size_t end) const {
-    return nic_.landing_nics.at(static_cast<std::size_t>(options_.rail_of(options_.peer(end))));
-  }
-
   NicAccess nic_;
-  Registration sinks_;                              ///< the words of pinned memory where old values of additions go
-  std::vector<std::optional<QueuePair>> landings_;  ///< by which others write to this rank's heap
+
+ private:
+  std::vector<std::optional<QueuePair>> landings_;  ///< of ends whose peers are on other rails
 };
 
 /// The path of the settings, from the port that was assigned. Without a variable, the traffic class is what the

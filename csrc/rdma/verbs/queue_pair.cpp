@@ -9,22 +9,39 @@
 #include "csrc/support/format.hpp"
 
 namespace deep_ep::rdma::verbs {
-std::shared_ptr<ibv_cq> make_completion_queue(const std::shared_ptr<Device>& device, std::uint32_t depth) {
-  errno = 0;
-  ibv_cq* const made = device->functions().create_cq(device->context(), static_cast<int>(depth), nullptr, nullptr, 0);
-  require(device->name(), errno_unless(made != nullptr), fmt::format("ibv_create_cq of {} entries", depth));
-  return owned(device, made, device->functions().destroy_cq, "ibv_destroy_cq");
+namespace {
+
+const char* link_layer(const QueuePairAddress& address) { return address.ethernet != 0 ? "Ethernet" : "InfiniBand"; }
+
+/// RankMismatch unless queue pairs with these addresses can be connected.
+void check_compatible(const Device& device, const QueuePairAddress& own, const QueuePairAddress& peer) {
+  if (peer.ethernet != own.ethernet) {
+    fail<RankMismatch>("RDMA device {} is {}, the peer is {}: give every rank a device of the same fabric",
+                       device.name(), link_layer(own), link_layer(peer));
+  }
+  const GidEntry here{.bytes = own.gid}, there{.bytes = peer.gid};
+  if (own.ethernet != 0 && here.is_ipv4_mapped() != there.is_ipv4_mapped()) {
+    fail<RankMismatch>(
+        "RDMA device {}: GID {} here and GID {} of the peer are of different families (IPv4, IPv6): "
+        "choose the same kind of GID on all ranks",
+        device.name(), here.address(), there.address());
+  }
+}
+
+}  // namespace
+
+std::string to_string(const QueuePairAddress& address) {
+  return fmt::format("queue pair {:#x} at GID {} LID {} ({})", address.queue_pair,
+                     GidEntry{.bytes = address.gid}.address(), address.lid, link_layer(address));
 }
 
 ibv_ah_attr route_to(const Device& device, const QueuePairAddress& peer) {
   const PathOptions& path = device.path();
-  const QueuePairAddress own = device.address();
   ibv_ah_attr route{};
   route.dlid = peer.lid;
   route.sl = path.service_level;
   route.port_num = static_cast<std::uint8_t>(path.port);
-  // On RoCE all packets carry a global route header; on InfiniBand where a port asks for it.
-  if (own.link_layer == LinkLayer::ethernet || own.needs_global_route != 0 || peer.needs_global_route != 0) {
+  if (device.address().needs_global_route != 0 || peer.needs_global_route != 0) {
     route.is_global = 1;
     std::memcpy(route.grh.dgid.raw, peer.gid.data(), peer.gid.size());
     route.grh.sgid_index = static_cast<std::uint8_t>(path.gid_index);
@@ -36,7 +53,7 @@ ibv_ah_attr route_to(const Device& device, const QueuePairAddress& peer) {
 
 ibv_qp_attr connection_to(const Device& device, const QueuePairAddress& peer, bool hasty) {
   const QueuePairAddress own = device.address();
-  check_compatible(device.name(), own, peer);
+  check_compatible(device, own, peer);
   ibv_qp_attr attributes{};
   attributes.path_mtu = static_cast<ibv_mtu>(std::min(own.mtu, peer.mtu));
   attributes.dest_qp_num = peer.queue_pair;
@@ -54,10 +71,10 @@ ibv_qp_attr connection_to(const Device& device, const QueuePairAddress& peer, bo
   return attributes;
 }
 
-QueuePair::QueuePair(std::shared_ptr<Device> device, std::shared_ptr<ibv_cq> completions, std::uint32_t send_depth)
-    : device_(std::move(device)), completions_(std::move(completions)) {
+QueuePair::QueuePair(std::shared_ptr<Device> device, ibv_cq* completions, std::uint32_t send_depth)
+    : device_(std::move(device)) {
   ibv_qp_init_attr wanted{};
-  wanted.send_cq = wanted.recv_cq = completions_.get();
+  wanted.send_cq = wanted.recv_cq = completions != nullptr ? completions : device_->idle_completions();
   wanted.qp_type = IBV_QPT_RC;
   wanted.cap.max_send_wr = send_depth;
   wanted.cap.max_recv_wr = 1;  // Nothing is ever received; some providers refuse 0.
@@ -65,9 +82,9 @@ QueuePair::QueuePair(std::shared_ptr<Device> device, std::shared_ptr<ibv_cq> com
   wanted.cap.max_recv_sge = 1;
   errno = 0;
   ibv_qp* const made = device_->functions().create_qp(device_->protection_domain(), &wanted);
-  require(device_->name(), errno_unless(made != nullptr),
-          fmt::format("ibv_create_qp (reliable connection, {} send requests)", send_depth));
-  pair_ = owned(device_, made, device_->functions().destroy_qp, "ibv_destroy_qp");
+  device_->require(errno_unless(made != nullptr),
+                   fmt::format("ibv_create_qp (reliable connection, {} send requests)", send_depth));
+  pair_ = device_->owned(made, device_->functions().destroy_qp, "ibv_destroy_qp");
   ibv_qp_attr attributes{};
   attributes.qp_state = IBV_QPS_INIT;
   attributes.pkey_index = device_->path().pkey_index;
@@ -80,8 +97,8 @@ void QueuePair::modify(ibv_qp_attr& attributes, int mask, const std::string& ste
   const int error = device_->functions().modify_qp(get(), &attributes, mask);
   // Routes are looked up at this step, so a wrong GID or subnet shows here and nowhere else.
   const bool no_route = error == ENETUNREACH || error == ETIMEDOUT || error == EHOSTUNREACH;
-  require(device_->name(), error, fmt::format("ibv_modify_qp of queue pair {:#x} {}", number(), step),
-          no_route ? kNoRoute : "");
+  device_->require(error, fmt::format("ibv_modify_qp of queue pair {:#x} {}", number(), step),
+                   no_route ? kNoRoute : "");
 }
 
 void QueuePair::connect(const QueuePairAddress& peer, bool hasty) const {

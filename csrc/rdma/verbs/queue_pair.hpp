@@ -9,6 +9,8 @@
 
 namespace deep_ep::rdma::verbs {
 
+std::string to_string(const QueuePairAddress& address);
+
 /// The way from the device to the peer's.
 ibv_ah_attr route_to(const Device& device, const QueuePairAddress& peer);
 
@@ -17,14 +19,13 @@ ibv_ah_attr route_to(const Device& device, const QueuePairAddress& peer);
 /// IPv6 GID. `hasty`: it gives up what is not answered after a second or two.
 ibv_qp_attr connection_to(const Device& device, const QueuePairAddress& peer, bool hasty = false);
 
-std::shared_ptr<ibv_cq> make_completion_queue(const std::shared_ptr<Device>& device, std::uint32_t depth);
-
 /// One end of a connection. Made in the state "initialised"; connect() brings it to "ready to send".
 /// Peers may write and do atomics.
 class QueuePair {
  public:
-  /// Completions of what it sends go to `completions`. SystemError says what was asked of which device.
-  QueuePair(std::shared_ptr<Device> device, std::shared_ptr<ibv_cq> completions, std::uint32_t send_depth);
+  /// Completions of what it sends go to `completions`; without one it sends nothing. SystemError says what was asked of
+  /// which device.
+  explicit QueuePair(std::shared_ptr<Device> device, ibv_cq* completions = nullptr, std::uint32_t send_depth = 1);
 
   std::uint32_t number() const { return pair_->qp_num; }
   /// For the peer's connect().
@@ -40,7 +41,6 @@ class QueuePair {
   void modify(ibv_qp_attr& attributes, int mask, const std::string& step) const;
 
   std::shared_ptr<Device> device_;
-  std::shared_ptr<ibv_cq> completions_;
   std::shared_ptr<ibv_qp> pair_;
 };
 

@@ -1,13 +1,12 @@
 #include "csrc/rdma/verbs/registration.hpp"
 
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <filesystem>
 #include <string>
-#include <utility>
 
-#include "csrc/rdma/verbs/functions.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
 
@@ -34,7 +33,9 @@ bool peer_memory_module_loaded() {
 
 }  // namespace
 
-const char* register_memory(const Device& device, const MemoryRange& range, const char* name,
+std::size_t host_page_bytes() { return static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)); }
+
+const char* register_memory(const std::string& device, const MemoryRange& range, const char* name,
                             const std::function<bool(int dma_buf)>& call) {
   /// Why not; empty: it has it.
   const auto refusal = [&](int dma_buf) {
@@ -45,8 +46,8 @@ const char* register_memory(const Device& device, const MemoryRange& range, cons
   if (range.gpu == nullptr) {
     const std::string why_not = refusal(kByAddress);
     if (why_not.empty()) return "host memory";
-    fail<SystemError>("RDMA device {}: {} of {} of CPU memory at {}: {}", device.name(), name,
-                      format_bytes(range.bytes), range.address, why_not);
+    fail<SystemError>("RDMA device {}: {} of {} of CPU memory at {}: {}", device, name, format_bytes(range.bytes),
+                      range.address, why_not);
   }
   std::string no_dma_buf;
   try {
@@ -58,29 +59,14 @@ const char* register_memory(const Device& device, const MemoryRange& range, cons
   } catch (const Error& error) {
     no_dma_buf = error.what();
   }
-  log::info("RDMA device {}: no dma-buf registration ({}), trying peer memory", device.name(), no_dma_buf);
+  log::info("RDMA device {}: no dma-buf registration ({}), trying peer memory", device, no_dma_buf);
   const std::string no_peer_memory = refusal(kByAddress);
   if (no_peer_memory.empty()) return "peer memory";
   fail<SystemError>(
       "RDMA device {}: {} of {} of GPU memory at {}. Tried: dma-buf (needs Linux 5.12, for rings 6.1): {}; peer "
       "memory: {}, nvidia-peermem is {}",
-      device.name(), name, format_bytes(range.bytes), range.address, no_dma_buf, no_peer_memory,
+      device, name, format_bytes(range.bytes), range.address, no_dma_buf, no_peer_memory,
       peer_memory_module_loaded() ? "loaded" : "not loaded");
-}
-
-Registration::Registration(std::shared_ptr<Device> device, const MemoryRange& range) {
-  const VerbsFunctions& functions = device->functions();
-  ibv_pd* const domain = device->protection_domain();
-  // Peers write and add; nothing reads remotely.
-  const int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
-                     (range.any_order ? IBV_ACCESS_RELAXED_ORDERING : IBV_ACCESS_REMOTE_ATOMIC);
-  ibv_mr* made = nullptr;
-  path = register_memory(*device, range, "ibv_reg_mr", [&](int dma_buf) {
-    made = dma_buf >= 0 ? functions.reg_dmabuf_mr(domain, 0, range.bytes, 0, dma_buf, access)
-                        : functions.reg_mr_iova2(domain, range.address, range.bytes, 0, static_cast<unsigned>(access));
-    return made != nullptr;
-  });
-  region = owned(std::move(device), made, functions.dereg_mr, "ibv_dereg_mr");
 }
 
 }  // namespace deep_ep::rdma::verbs

@@ -69,17 +69,18 @@ class VerbsEnds final : public NicEnds, public Wire {
       : NicEnds(nic, options),
         depth_(send_depth(device(), options)),
         // An overrun completion queue loses completions, so every request under way has its place in it.
-        completion_queue_(make_completion_queue(nic.heap.device, static_cast<std::uint32_t>(options.ends()) * depth_)),
+        completion_queue_(device().make_completion_queue(static_cast<std::uint32_t>(options.ends()) * depth_)),
         handler_(*this, device_) {
-    while (queues_.size() < options.ends()) queues_.push_back({.pair = {nic.heap.device, completion_queue_, depth_}});
-    make_rings(executor, {});
+    while (queues_.size() < options.ends())
+      queues_.push_back({.pair = QueuePair(nic.device, completion_queue_.get(), depth_)});
+    rings_.emplace(executor, options.rings());
   }
 
-  QueuePairAddress address(std::size_t end) const override { return nic_.heap.at(queues_[end].pair.address()); }
+  QueuePairAddress address(std::size_t end) const override { return queues_[end].pair.address(); }
 
   RdmaQueuePair connect(std::size_t end, const QueuePairAddress& peer) override {
     queues_[end].pair.connect(peer, options_.hasty);
-    const RdmaQueuePair params = params_of(end, queues_[end].pair.number(), peer);
+    const RdmaQueuePair params = params_of(end, queues_[end].pair.number(), device().local_key(), peer);
     handler_.add(params);
     return params;
   }
@@ -109,7 +110,7 @@ class VerbsEnds final : public NicEnds, public Wire {
   void start() override { handler_.start(nic_.nic.nic.cpus, /*for_device=*/true); }
 
   std::string describe() const override {
-    return fmt::format("handler cpu, wire verbs, NIC {}, heap registered as {}", device_, nic_.heap.signals.path);
+    return fmt::format("handler cpu, wire verbs, NIC {}, heap registered as {}", device_, device().heap_path());
   }
 
   std::size_t depth() const override { return depth_; }
@@ -148,7 +149,7 @@ class VerbsEnds final : public NicEnds, public Wire {
     ibv_send_wr* refused = nullptr;
     const int error = ibv_post_send(queue.pair.get(), requests.data(), &refused);
     if (error != 0) {
-      require(device().name(), error, fmt::format("ibv_post_send to queue pair {:#x}", queue.pair.number()));
+      device().require(error, fmt::format("ibv_post_send to queue pair {:#x}", queue.pair.number()));
     }
   }
 
@@ -177,7 +178,7 @@ class VerbsEnds final : public NicEnds, public Wire {
   };
 
   std::string executor_failure() const override { return handler_.failure(); }
-  Device& device() const { return *nic_.heap.device; }
+  Device& device() const { return *nic_.device; }
 
   std::uint32_t depth_;  ///< of each send queue
   std::shared_ptr<ibv_cq> completion_queue_;

@@ -42,7 +42,6 @@ struct QueueWorldOptions {
 
 class QueueWorld {
  public:
-  static constexpr std::uint32_t kSinkKey = 0x100;
   static constexpr std::uint32_t kLocalKey = 0x111;
   static constexpr std::uint32_t kRemoteKey = 0x222;
   static constexpr std::uint32_t kSignalKey = 0x333;  ///< a second copy of the remote memory
@@ -57,14 +56,13 @@ class QueueWorld {
                            .depth = options.depth,
                            .batch = options.batch,
                            .first_index = options.first_index}),
-        local_(kHeapBytes / 8),
+        local_(kHeapBytes / 8 + 1),
         remote_(kHeapBytes / 8),
         wire_(options.seed),
         handler_(wire_, "adversarial wire"),
         nic_(wire_, rings_, handler_, options.nic),
         doorbells_(rings_.options().count),
         context_(faults_.context(options.timeout_ns)) {
-    wire_.add_memory(kSinkKey, rings_.sinks());
     wire_.add_memory(kLocalKey, local_.data());
     wire_.add_memory(kRemoteKey, remote_.data());
     wire_.add_memory(kSignalKey, remote_.data());
@@ -117,8 +115,8 @@ class QueueWorld {
   }
 
   void add_queue_pair(std::size_t i) {
-    RdmaQueuePair peer =
-        rings_.queue_pair(i, number(i), kSinkKey, kLocalKey, kPeer, {.heap_key = kRemoteKey, .signal_key = kSignalKey});
+    RdmaQueuePair peer = rings_.queue_pair(i, number(i), {kHeapBytes, kLocalKey}, kPeer,
+                                           {.heap_key = kRemoteKey, .signal_key = kSignalKey});
     handler_.add(peer);
     wire_.add_queue_pair(number(i));
     if (options_.behind != Behind::cpu_handler) {

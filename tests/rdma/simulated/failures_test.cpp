@@ -35,7 +35,7 @@ class HandWritten : public testing::TestWithParam<Player> {
 
   HandWritten()
       : heap_(backend_of(executor_)->create_heap(*bootstrap_, [](auto) { return kBytes; })),
-        ends_(GetParam().ends(executor_, *heap_, {.peers = {0}, .channels = 2, .depth = kDepth})) {
+        ends_(GetParam().ends(executor_, *heap_, {.peers = {0}, .channels = 2, .depth = kDepth, .sink = 2048})) {
     for (std::size_t end = 0; end < 2; ++end) peers_.push_back(ends_->connect(end, ends_->address(end)));
     ends_->start();
   }

@@ -54,7 +54,7 @@ class NicFixture : public testing::Test {
   /// Each end is connected to itself: what the peer says is the same.
   void make(const ConnectionOptions& options) {
     NicAccess nic = nic_;
-    nic.heap = nic.open("fake_0", {.gid_index = 3}, fake_.functions, *heap_);
+    nic.device = nic.open("fake_0", {.gid_index = 3}, fake_.functions, *heap_);
     ends_ = make_nic_ends(handler_, nic, executor_, options);
     table_.clear();
     for (std::size_t end = 0; end < options.ends(); ++end) table_.push_back(ends_->connect(end, ends_->address(end)));

@@ -9,7 +9,6 @@
 
 #include "csrc/rdma/ring/wire.hpp"
 #include "csrc/rdma/verbs/libraries.hpp"
-#include "csrc/rdma/verbs/registration.hpp"
 #include "csrc/support/deadline.hpp"
 #include "deep_ep/error.hpp"
 #include "tests/rdma/messages.hpp"
@@ -41,11 +40,10 @@ TEST(VerbsLibraries, ReportNamesBothOrSaysWhyNot) {
 
 class VerbsTest : public testing::Test {
  protected:
-  std::shared_ptr<Device> open() { return std::make_shared<Device>("fake_0", path_, fake_.functions); }
-  QueuePair pair() {
-    const std::shared_ptr<Device> device = open();
-    return {device, make_completion_queue(device, 64), 64};
+  std::shared_ptr<Device> open(const std::string& name = "fake_0") {
+    return std::make_shared<Device>(name, path_, fake_.functions, heap_);
   }
+  QueuePair pair() { return QueuePair(open()); }
   void TearDown() override {
     EXPECT_EQ(fake_.alive, 0) << "something was not given back";
     EXPECT_EQ(fake_.broken_rules, std::vector<std::string>{});
@@ -54,35 +52,34 @@ class VerbsTest : public testing::Test {
   FakeVerbs fake_;
   PathOptions path_{.gid_index = 3};
   alignas(4096) std::array<std::byte, 8192> memory_{};
+  MemoryRange heap_{.address = memory_.data(), .bytes = 8192};
 };
 
 TEST_F(VerbsTest, UnknownDeviceListsThoseThatExist) {
-  EXPECT_TRUE(says(message_of<InvalidArgument>([&] { Device("mlx5_3", path_, fake_.functions); }),
-                   {"'mlx5_3'", "sees: fake_0"}));
+  EXPECT_TRUE(says(message_of<InvalidArgument>([&] { open("mlx5_3"); }), {"'mlx5_3'", "sees: fake_0"}));
 }
 
 TEST_F(VerbsTest, RefusedMemoryNamesTheLimitThatUsuallyIsTheCause) {
   fake_.refusals["reg_mr_iova2"] = ENOMEM;
-  const MemoryRange range{.address = memory_.data(), .bytes = 8192};
-  EXPECT_TRUE(says(message_of<SystemError>([&] { Registration(open(), range); }),
-                   {"fake_0: ibv_reg_mr of 8.00 KiB of CPU memory", "ulimit -l"}));
+  EXPECT_TRUE(
+      says(message_of<SystemError>([&] { open(); }), {"fake_0: ibv_reg_mr of 8.00 KiB of CPU memory", "ulimit -l"}));
 }
 
 TEST_F(VerbsTest, GpuMemoryGoesByDmaBufThenByPeerMemory) {
   DmaBufExporter exporter = [](void*, std::size_t) { return UniqueFd(::open("/dev/null", O_RDONLY)); };
-  const MemoryRange range{.address = memory_.data(), .bytes = 8192, .gpu = &exporter};
-  EXPECT_STREQ(Registration(open(), range).path, "dma-buf");
+  heap_.gpu = &exporter;
+  EXPECT_STREQ(open()->heap_path(), "dma-buf");
   fake_.refusals["reg_dmabuf_mr"] = EOPNOTSUPP;
-  EXPECT_STREQ(Registration(open(), range).path, "peer memory");
+  EXPECT_STREQ(open()->heap_path(), "peer memory");
   fake_.refusals["reg_mr_iova2"] = EFAULT;
-  const auto refusal = [&] { return message_of<SystemError>([&] { Registration(open(), range); }); };
+  const auto refusal = [&] { return message_of<SystemError>([&] { open(); }); };
   EXPECT_TRUE(says(refusal(), {"ibv_reg_mr of 8.00 KiB of GPU memory", "rings 6.1): Operation not supported",
                                "peer memory: Bad address", "nvidia-peermem is"}));
   exporter = [](void*, std::size_t) -> UniqueFd { throw SystemError("the GPU says no"); };
   EXPECT_TRUE(says(refusal(), {"rings 6.1): the GPU says no"}));
   exporter = {};
   fake_.refusals.erase("reg_mr_iova2");
-  EXPECT_STREQ(Registration(open(), range).path, "peer memory");
+  EXPECT_STREQ(open()->heap_path(), "peer memory");
 }
 
 // ---- Queue pairs ----
@@ -146,7 +143,7 @@ TEST_F(VerbsTest, InfiniBandGoesByLidAndByAGlobalRouteWhereOneOfThePortsNeedsIt)
 TEST_F(VerbsTest, EndsThatCannotTalkAreTold) {
   QueuePair pair = this->pair();
   QueuePairAddress peer = pair.address();
-  peer.link_layer = LinkLayer::infiniband;
+  peer.ethernet = 0;
   EXPECT_TRUE(
       says(message_of<RankMismatch>([&] { pair.connect(peer); }), {"fake_0 is Ethernet", "the peer is InfiniBand"}));
   peer = pair.address();
@@ -160,13 +157,6 @@ TEST_F(VerbsTest, EndsThatCannotTalkAreTold) {
 }
 
 TEST_F(VerbsTest, APortThatCannotBeUsedIsNamed) {
-  path_.gid_index = 1;
-  for (const int link_layer : {IBV_LINK_LAYER_ETHERNET, IBV_LINK_LAYER_INFINIBAND}) {
-    fake_.port.link_layer = static_cast<std::uint8_t>(link_layer);
-    EXPECT_TRUE(
-        says(message_of<InvalidArgument>([&] { open(); }),
-             {"GID index 1 of RDMA device fake_0 port 1 is empty (0 to 7 exist", "DEEP_EP_RDMA_GID_INDEX=auto"}));
-  }
   fake_.port.state = IBV_PORT_DOWN;
   EXPECT_TRUE(says(message_of<SystemError>([&] { open(); }), {"fake_0 port 1 is down, not active"}));
 }

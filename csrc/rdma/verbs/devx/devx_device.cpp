@@ -13,6 +13,41 @@ namespace {
 
 constexpr std::uint64_t kUmemMaskDmabuf = 1;  // older headers lack it
 
+/// The kernel gives one to its own queue pairs: a queue pair of verbs is made and asked. 0: it does not say.
+std::uint8_t find_counter_set(const DevxDevice& devx) try {
+  const QueuePair pair(devx.device);
+  Request request(layout::kQueryQp);
+  request.set(layout::queue_pair::qpn, pair.number());
+  return static_cast<std::uint8_t>(
+      devx.ask(pair.get(), devx.functions.qp_query, request).get(layout::qpc::counter_set_id));
+} catch (const Error& error) {
+  log::info("rdma: {}: losses are not counted, because: {}", devx.device->name(), error.what());
+  return 0;
+}
+
+/// Is the device bonded, so that its queue pairs choose between physical ports? One that does not say is taken for one
+/// that is not.
+bool chooses_ports(const DevxDevice& devx) try {
+  const Mailbox lag = devx.ask(devx.device->context(), devx.functions.general_cmd, Request(layout::kQueryLag));
+  return lag.get(layout::query_lag::lag_state) != 0 && lag.get(layout::query_lag::port_select_mode) == 0;
+} catch (const Error& error) {
+  log::info("rdma: {}: taken for a device without bonded ports, because: {}", devx.device->name(), error.what());
+  return false;
+}
+
+std::shared_ptr<mlx5dv_devx_uar> find_doorbell(const DevxDevice& devx) {
+  std::string answers;
+  for (const auto& [flags, name] : {std::pair(MLX5DV_UAR_ALLOC_TYPE_NC, "uncached register"),
+                                    std::pair(MLX5DV_UAR_ALLOC_TYPE_BF, "write-combining register")}) {
+    errno = 0;
+    mlx5dv_devx_uar* const made = devx.functions.alloc_uar(devx.device->context(), static_cast<std::uint32_t>(flags));
+    if (made != nullptr) return {made, devx.functions.free_uar};
+    answers += fmt::format("{}{}: {}", answers.empty() ? "" : "; ", name, errno_text(errno));
+  }
+  fail<SystemError>("RDMA device {}: mlx5dv_devx_alloc_uar gives no doorbell register. Tried: {}", devx.device->name(),
+                    answers);
+}
+
 }  // namespace
 
 DevxDevice::DevxDevice(std::shared_ptr<Device> of, const Mlx5Functions& by, std::size_t pages)
@@ -29,12 +64,12 @@ DevxDevice::DevxDevice(std::shared_ptr<Device> of, const Mlx5Functions& by, std:
   mlx5dv_obj objects{};
   objects.pd.in = device->protection_domain();
   objects.pd.out = &domain;
-  require(device->name(), functions.init_obj(&objects, MLX5DV_OBJ_PD), "mlx5dv_init_obj of the protection domain");
+  device->require(functions.init_obj(&objects, MLX5DV_OBJ_PD), "mlx5dv_init_obj of the protection domain");
   protection_domain = domain.pdn;
-  require(device->name(), functions.query_eqn(device->context(), 0, &event_queue), "mlx5dv_devx_query_eqn");
-  counter_set = find_counter_set();
-  if (chooses_ports()) bonded_ports = static_cast<std::uint8_t>(general.get(layout::cmd_hca_cap::num_lag_ports));
-  doorbell = find_doorbell();
+  device->require(functions.query_eqn(device->context(), 0, &event_queue), "mlx5dv_devx_query_eqn");
+  counter_set = find_counter_set(*this);
+  if (chooses_ports(*this)) bonded_ports = static_cast<std::uint8_t>(general.get(layout::cmd_hca_cap::num_lag_ports));
+  doorbell = find_doorbell(*this);
 }
 
 void DevxDevice::refuse(const Command& command, int error, const Mailbox& answer) const {
@@ -56,13 +91,13 @@ FirmwareObject DevxDevice::create(const Request& request) const {
   mlx5dv_devx_obj* const made =
       functions.obj_create(device->context(), request.data(), request.size(), answer.data(), answer.size());
   if (made == nullptr) refuse(request.command, errno, answer);
-  return {owned(device, made, functions.obj_destroy, "mlx5dv_devx_obj_destroy"),
+  return {device->owned(made, functions.obj_destroy, "mlx5dv_devx_obj_destroy"),
           static_cast<std::uint32_t>(answer.get(layout::answer::number))};
 }
 
 Umem DevxDevice::add_memory(const MemoryRange& range) const {
   mlx5dv_devx_umem* made = nullptr;
-  const char* const path = register_memory(*device, range, "mlx5dv_devx_umem_reg_ex", [&](int dma_buf) {
+  const char* const path = register_memory(device->name(), range, "mlx5dv_devx_umem_reg_ex", [&](int dma_buf) {
     mlx5dv_devx_umem_in request{};
     request.addr = range.address;
     request.size = range.bytes;
@@ -76,66 +111,26 @@ Umem DevxDevice::add_memory(const MemoryRange& range) const {
     made = functions.umem_reg_ex(device->context(), &request);
     return made != nullptr;
   });
-  return {owned(device, made, functions.umem_dereg, "mlx5dv_devx_umem_dereg"), path,
+  return {device->owned(made, functions.umem_dereg, "mlx5dv_devx_umem_dereg"), path,
           static_cast<const std::byte*>(range.address)};
 }
 
 // The kernel knows how to reach a GID: an address handle that is made and dropped reveals the hardware address.
-MacAddress DevxDevice::find_mac(const QueuePairAddress& peer) const {
+MacAddress DevxDevice::mac_of(const QueuePairAddress& peer) {
+  if (const auto known = macs_.find(peer.gid); known != macs_.end()) return known->second;
   ibv_ah_attr attributes = route_to(*device, peer);
   errno = 0;
   const std::unique_ptr<ibv_ah, int (*)(ibv_ah*)> handle(
       device->functions().create_ah(device->protection_domain(), &attributes), device->functions().destroy_ah);
-  require(device->name(), errno_unless(handle != nullptr), fmt::format("ibv_create_ah for {}", to_string(peer)),
-          kNoRoute);
+  device->require(errno_unless(handle != nullptr), fmt::format("ibv_create_ah for {}", to_string(peer)), kNoRoute);
   mlx5dv_ah out{};
   mlx5dv_obj objects{};
   objects.ah.in = handle.get();
   objects.ah.out = &out;
-  require(device->name(), functions.init_obj(&objects, MLX5DV_OBJ_AH), "mlx5dv_init_obj of an address handle");
-  MacAddress mac{};
+  device->require(functions.init_obj(&objects, MLX5DV_OBJ_AH), "mlx5dv_init_obj of an address handle");
+  MacAddress& mac = macs_[peer.gid];
   std::copy_n(out.av->rmac, mac.size(), mac.begin());
   return mac;
-}
-
-MacAddress DevxDevice::mac_of(const QueuePairAddress& peer) {
-  const auto known = macs_.find(peer.gid);
-  if (known != macs_.end()) return known->second;
-  return macs_[peer.gid] = find_mac(peer);
-}
-
-/// The kernel gives one to its own queue pairs: a queue pair of verbs is made and asked. 0: it does not say.
-std::uint8_t DevxDevice::find_counter_set() const try {
-  const QueuePair pair(device, make_completion_queue(device, 1), 1);
-  Request request(layout::kQueryQp);
-  request.set(layout::queue_pair::qpn, pair.number());
-  return static_cast<std::uint8_t>(ask(pair.get(), functions.qp_query, request).get(layout::qpc::counter_set_id));
-} catch (const Error& error) {
-  log::info("rdma: {}: losses are not counted, because: {}", device->name(), error.what());
-  return 0;
-}
-
-/// Is the device bonded, so that its queue pairs choose between physical ports? One that does not say is taken for one
-/// that is not.
-bool DevxDevice::chooses_ports() const try {
-  const Mailbox lag = ask(device->context(), functions.general_cmd, Request(layout::kQueryLag));
-  return lag.get(layout::query_lag::lag_state) != 0 && lag.get(layout::query_lag::port_select_mode) == 0;
-} catch (const Error& error) {
-  log::info("rdma: {}: taken for a device without bonded ports, because: {}", device->name(), error.what());
-  return false;
-}
-
-std::shared_ptr<mlx5dv_devx_uar> DevxDevice::find_doorbell() const {
-  std::string answers;
-  for (const auto& [flags, name] : {std::pair(MLX5DV_UAR_ALLOC_TYPE_NC, "uncached register"),
-                                    std::pair(MLX5DV_UAR_ALLOC_TYPE_BF, "write-combining register")}) {
-    errno = 0;
-    mlx5dv_devx_uar* const made = functions.alloc_uar(device->context(), static_cast<std::uint32_t>(flags));
-    if (made != nullptr) return {made, [device = device, free = functions.free_uar](auto* gone) { free(gone); }};
-    answers += fmt::format("{}{}: {}", answers.empty() ? "" : "; ", name, errno_text(errno));
-  }
-  fail<SystemError>("RDMA device {}: mlx5dv_devx_alloc_uar gives no doorbell register. Tried: {}", device->name(),
-                    answers);
 }
 
 std::uint64_t* DevxDevice::map_doorbell(const PageMapper& mapper) {

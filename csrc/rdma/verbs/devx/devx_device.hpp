@@ -81,10 +81,6 @@ struct DevxDevice {
 
  private:
   [[noreturn]] void refuse(const Command& command, int error, const Mailbox& answer) const;
-  MacAddress find_mac(const QueuePairAddress& peer) const;
-  std::uint8_t find_counter_set() const;
-  bool chooses_ports() const;
-  std::shared_ptr<mlx5dv_devx_uar> find_doorbell() const;
 
   std::shared_ptr<void> mapped_page_;  ///< of the register, once it is mapped
   std::map<GidBytes, MacAddress> macs_;

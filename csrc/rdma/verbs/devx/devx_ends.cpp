@@ -34,11 +34,11 @@ class DevxEnds final : public NicEnds {
     }
   }
 
-  QueuePairAddress address(std::size_t end) const override { return nic_.heap.at(pairs_[end].address()); }
+  QueuePairAddress address(std::size_t end) const override { return pairs_[end].address(); }
 
   RdmaQueuePair connect(std::size_t end, const QueuePairAddress& peer) override {
     pairs_[end].connect(peer);
-    RdmaQueuePair queue = params_of(end, pairs_[end].number(), peer);
+    RdmaQueuePair queue = params_of(end, pairs_[end].number(), nic_.device->local_key(), peer);
     if (ringer_) {
       ringer_->add(queue, rings_->doorbell_record(end), static_cast<std::uint64_t*>(nic_.devx->doorbell->reg_addr));
     } else {
@@ -56,21 +56,21 @@ class DevxEnds final : public NicEnds {
   }
 
   std::string health() const override {
-    const Device& device = *nic_.heap.device;
+    Device& device = *nic_.device;
     const std::string of_rings = Ends::health();
-    if (nic_.heap.device->has_failed() || device.port().state == IBV_PORT_ACTIVE) return of_rings;
+    if (device.has_failed() || device.port().state == IBV_PORT_ACTIVE) return of_rings;
     const char* const state = device.functions().port_state_str(device.port().state);
     return fmt::format("port {} is {}; {}", device.path().port, state, of_rings);
   }
 
   std::string describe() const override {
     return fmt::format("handler {}, rings in {}, NIC {}, heap registered as {}", name_of(handler()),
-                       pairs_.front().memory_path(), device_, nic_.heap.signals.path);
+                       pairs_.front().memory_path(), device_, nic_.device->heap_path());
   }
 
  private:
   std::string executor_failure() const override {
-    if (!nic_.heap.device->has_failed()) return {};
+    if (!nic_.device->has_failed()) return {};
     return fmt::format("RDMA device {} reported a fatal error: nothing on it completes any more", device_);
   }
 
@@ -83,7 +83,9 @@ class DevxEnds final : public NicEnds {
 
   void make(const std::shared_ptr<Executor>& executor, bool on_gpu) {
     pairs_.clear();
-    make_rings(executor, {.on_gpu = on_gpu, .alignment = devx::kRingAlignment, .records_apart = ringer_.has_value()});
+    rings_.emplace(
+        executor,
+        options_.rings({.on_gpu = on_gpu, .alignment = devx::kRingAlignment, .records_apart = ringer_.has_value()}));
     const devx::Umem umem = nic_.devx->add_memory({.address = rings_->ring(0),
                                                    .bytes = rings_->options().bytes() * options_.ends(),
                                                    .gpu = on_gpu ? &nic_.gpu->export_dma_buf : nullptr});
@@ -109,8 +111,8 @@ std::unique_ptr<Ends> make_devx_ends(NicHandler handler, NicAccess& nic, const s
                       nic.nic.name());
   }
   if (nic.devx == nullptr) {
-    nic.devx = std::make_shared<devx::DevxDevice>(nic.heap.device, nic.mlx5 ? *nic.mlx5 : mlx5_functions(),
-                                                  nic.gpu->page_bytes);
+    nic.devx =
+        std::make_shared<devx::DevxDevice>(nic.device, nic.mlx5 ? *nic.mlx5 : mlx5_functions(), nic.gpu->page_bytes);
   }
   return std::make_unique<DevxEnds>(handler, nic, executor, options);
 }

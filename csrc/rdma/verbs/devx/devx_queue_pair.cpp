@@ -31,7 +31,7 @@ void set_route(Mailbox& mailbox, DevxDevice& device, const ibv_ah_attr& route, c
         .set(ads::src_addr_index, route.grh.sgid_index)
         .set(ads::hop_limit, route.grh.hop_limit);
   }
-  if (own.link_layer == LinkLayer::infiniband) {
+  if (own.ethernet == 0) {
     // The firmware refuses a traffic class without the header that carries it: then it is 0.
     mailbox.set(ads::grh, route.is_global)
         .set(ads::tclass, route.grh.traffic_class)

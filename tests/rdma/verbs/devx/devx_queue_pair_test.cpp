@@ -87,7 +87,8 @@ class DevxTest : public testing::Test {
     return std::make_unique<DevxQueuePair>(device, rings_, 0, umem, umem, port_offset_);
   }
   std::shared_ptr<DevxDevice> open() {
-    return std::make_shared<DevxDevice>(std::make_shared<Device>("fake_0", path_, fake_.functions), fake_.mlx5);
+    const MemoryRange heap{.address = rings_.ring(0), .bytes = 64};  // any
+    return std::make_shared<DevxDevice>(std::make_shared<Device>("fake_0", path_, fake_.functions, heap), fake_.mlx5);
   }
   static QueuePairAddress peer_of(const DevxQueuePair& pair) {
     QueuePairAddress peer = pair.address();
@@ -147,9 +148,9 @@ TEST_F(DevxTest, CreationSendsTheseCommands) {
 
   const std::uint64_t completion = 1024 * 64;
   const std::uint64_t record = completion + 128;
-  ASSERT_EQ(fake_.registered.size(), 1U);
-  EXPECT_EQ(fake_.registered[0].address, rings_.ring(0));
-  EXPECT_EQ(fake_.registered[0].bytes, 2 * kRingAlignment);
+  ASSERT_EQ(fake_.registered.size(), 2U);
+  EXPECT_EQ(fake_.registered[1].address, rings_.ring(0));
+  EXPECT_EQ(fake_.registered[1].bytes, 2 * kRingAlignment);
   EXPECT_EQ(nonzero(fake_.commands[3], "create_cq_in", "cqc"), (Fields{{"opcode", 0x400},
                                                                        {"cq_umem_valid", 1},
                                                                        {"cq_umem_id", 0x31},

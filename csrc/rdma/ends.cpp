@@ -27,9 +27,7 @@ std::string Ends::failure_of(std::size_t end, const device::rdma::CompletionEntr
                          .device = device_,
                          .queue_pair = opcode_number & 0xffffffu,
                          .index = device::rdma::tail_counter(completion.tail),
-                         .opcode = opcode_number >> 24,
-                         .syndrome = static_cast<Syndrome>(completion.syndrome),
-                         .vendor_syndrome = completion.vendor_syndrome});
+                         .why = {completion.syndrome, completion.vendor_syndrome, opcode_number >> 24}});
 }
 
 std::string Ends::trouble(std::size_t end, const RingStatus& ring) const {

@@ -15,6 +15,8 @@ using device::rdma::CompletionEntry;
 
 namespace {
 
+constexpr auto kRefused = static_cast<std::uint32_t>(Syndrome::local_queue_pair);
+
 /// Only kernels may not write it.
 CompletionEntry& completion_of(const RdmaQueuePair& pair) { return const_cast<CompletionEntry&>(*pair.completion); }
 
@@ -90,9 +92,10 @@ bool CpuHandler::complete() {
       fail<SystemError>("it completed entry {} of queue pair {:#x}, which was not posted", index, ring.pair.number);
     }
     if (completion.syndrome != Syndrome::none) {
-      fail_ring(ring, {.index = index, .syndrome = completion.syndrome, .vendor_syndrome = completion.vendor_syndrome});
+      fail_ring(ring,
+                {.index = index, .why = {static_cast<unsigned>(completion.syndrome), completion.vendor_syndrome}});
     } else if (!ring.refusal.empty() && index + 1 == ring.taken) {
-      fail_ring(ring, {.index = index, .syndrome = Syndrome::local_queue_pair, .detail = ring.refusal});
+      fail_ring(ring, {.index = index, .why = {kRefused}, .detail = ring.refusal});
     } else {
       ring.completed = index + 1;
       publish(ring.pair, index, device::rdma::kCompletionOk);
@@ -108,7 +111,7 @@ void CpuHandler::fail_ring(Ring& ring, Failure failure) {
   failure.device = device_;
   failure.queue_pair = ring.pair.number;
   // An entry that the kernel has not rung may still be incomplete.
-  failure.opcode = *failure.index < ring.rung() ? ring.decode(*failure.index).opcode : device::rdma::kOpcodeNop;
+  failure.why.opcode = *failure.index < ring.rung() ? ring.decode(*failure.index).opcode : device::rdma::kOpcodeNop;
   const std::string text = describe(failure);
   log::error("{}", text);
   {
@@ -116,10 +119,9 @@ void CpuHandler::fail_ring(Ring& ring, Failure failure) {
     if (failure_.empty()) failure_ = text;  // before the entry tells of it
   }
   CompletionEntry& entry = completion_of(ring.pair);
-  const bool is_completion = failure.syndrome != Syndrome::none;
-  entry.vendor_syndrome = failure.vendor_syndrome;
-  entry.syndrome = static_cast<std::uint8_t>(is_completion ? failure.syndrome : Syndrome::local_queue_pair);
-  entry.opcode_number = device::rdma::swap32(failure.opcode << 24 | ring.pair.number);
+  entry.vendor_syndrome = static_cast<std::uint8_t>(failure.why.vendor_syndrome);
+  entry.syndrome = static_cast<std::uint8_t>(failure.why.syndrome != 0 ? failure.why.syndrome : kRefused);
+  entry.opcode_number = device::rdma::swap32(failure.why.opcode << 24 | ring.pair.number);
   publish(ring.pair, *failure.index, device::rdma::kCompletionError);
 }
 

@@ -7,7 +7,6 @@
 
 #include "csrc/support/format.hpp"
 #include "kernels/common/faults.hpp"
-#include "kernels/rdma/params.hpp"
 
 namespace deep_ep::rdma {
 
@@ -39,11 +38,12 @@ std::string_view text(Syndrome syndrome) {
 }
 
 std::string describe(const Failure& failure) {
-  std::string sentence = failure.opcode == device::rdma::kOpcodeWrite      ? "RDMA write"
-                         : failure.opcode == device::rdma::kOpcodeFetchAdd ? "RDMA fetch-and-add"
-                         : failure.opcode == device::rdma::kOpcodeNop
+  const auto [syndrome, vendor_syndrome, opcode] = failure.why;
+  std::string sentence = opcode == device::rdma::kOpcodeWrite      ? "RDMA write"
+                         : opcode == device::rdma::kOpcodeFetchAdd ? "RDMA fetch-and-add"
+                         : opcode == device::rdma::kOpcodeNop
                              ? "RDMA no-operation"
-                             : fmt::format("operation with unknown opcode {:#04x}", failure.opcode);
+                             : fmt::format("operation with unknown opcode {:#04x}", opcode);
   sentence += fmt::format(" to rank {}", failure.peer);
   if (!failure.device.empty()) sentence += fmt::format(" over {}", failure.device);
   sentence += " failed";
@@ -51,12 +51,8 @@ std::string describe(const Failure& failure) {
   if (failure.queue_pair != 0) place.push_back(fmt::format("queue pair {:#x}", failure.queue_pair));
   if (failure.index) place.push_back(fmt::format("entry {}", *failure.index));
   if (!place.empty()) sentence += fmt::format(" ({})", fmt::join(place, ", "));
-  if (failure.syndrome != Syndrome::none) {
-    sentence += fmt::format(": syndrome {:#04x}, {}", static_cast<unsigned>(failure.syndrome), text(failure.syndrome));
-    if (failure.vendor_syndrome != 0) {
-      sentence += fmt::format(" (vendor code {:#04x})", static_cast<unsigned>(failure.vendor_syndrome));
-    }
-  }
+  if (syndrome != 0) sentence += fmt::format(": syndrome {:#04x}, {}", syndrome, text(static_cast<Syndrome>(syndrome)));
+  if (vendor_syndrome != 0) sentence += fmt::format(" (vendor code {:#04x})", vendor_syndrome);
   if (!failure.detail.empty()) sentence += ": " + failure.detail;
   return sentence;
 }
@@ -71,12 +67,8 @@ std::string describe_fault(int rank, const FaultRecord& fault) {
         "device's, or was overwritten",
         rank, fault.peer, seen.opcode, entry);
   }
-  const Failure failure{.peer = fault.peer,
-                        .index = knows_entry ? std::optional(fault.expected) : std::nullopt,
-                        .opcode = seen.opcode,
-                        .syndrome = static_cast<Syndrome>(seen.syndrome),
-                        .vendor_syndrome = static_cast<std::uint8_t>(seen.vendor_syndrome)};
-  return fmt::format("rank {}: {}", rank, describe(failure));
+  const auto index = knows_entry ? std::optional(fault.expected) : std::nullopt;
+  return fmt::format("rank {}: {}", rank, describe({.peer = fault.peer, .index = index, .why = seen}));
 }
 
 }  // namespace deep_ep::rdma

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "kernels/rdma/decode.hpp"
+#include "kernels/rdma/params.hpp"
 
 namespace deep_ep {
 struct FaultRecord;
@@ -24,10 +25,8 @@ struct Failure {
   std::string device = {};                  ///< the NIC or wire that reported it; empty: unknown
   std::uint32_t queue_pair = 0;             ///< 0: unknown
   std::optional<std::uint64_t> index = {};  ///< of the entry, since the queue pair was made; nothing: unknown
-  std::uint32_t opcode = 0;                 ///< of the entry
-  Syndrome syndrome = Syndrome::none;       ///< none: no completion said so, but `detail` does
-  std::uint8_t vendor_syndrome = 0;
-  std::string detail = {};  ///< more about the cause; may be empty
+  RdmaFailure why = {};                     ///< syndrome 0: no completion said so, but `detail` does
+  std::string detail = {};                  ///< more about the cause; may be empty
 };
 
 /// One sentence without a full stop: operation, peer, device, queue pair, entry, syndrome with its text.

@@ -190,14 +190,12 @@ class Mapper {
                         row.gpu.text(), one.nic.name));
       }
     }
+    for (const auto& [port, gpus] : users) {
+      if (gpus.size() < 2) continue;
+      map_.warnings.push_back(fmt::format("{} carries the traffic of {} GPUs, each gets a share of its bandwidth: {}",
+                                          port, gpus.size(), fmt::join(gpus, ", ")));
+    }
     for (const Nic& nic : map_.nics) {
-      for (const NicPort& port : nic.ports) {
-        const std::string name = port_name(nic, port.number);
-        const std::vector<std::string>& gpus = users[name];
-        if (gpus.size() < 2) continue;
-        map_.warnings.push_back(fmt::format("{} carries the traffic of {} GPUs, each gets a share of its bandwidth: {}",
-                                            name, gpus.size(), fmt::join(gpus, ", ")));
-      }
       const auto why = why_unused_.find(nic.name);
       if (why != why_unused_.end()) map_.unused.push_back(fmt::format("{}: {}", nic.name, why->second));
     }

@@ -20,17 +20,6 @@ namespace {
 
 using device::rdma::Region;
 
-/// A kernel that waits for a peer needs this wire's thread, which calls CUDA. While CUDA loads another kernel for the
-/// first time it blocks every other call and waits for the running kernel: neither goes on before the deadline. The
-/// library's kernels are loaded by then; those of others may not be.
-void warn_of_lazy_loading() {
-  if (environment::of_process("CUDA_MODULE_LOADING") == "EAGER") return;
-  log::warn(
-      "wire 'local' on GPUs: a kernel of another library that is loaded while a low-latency call waits stops both "
-      "until "
-      "the deadline; set CUDA_MODULE_LOADING=EAGER");
-}
-
 /// Its own wire: checks what a device checks, and executes operations in post(), in its order.
 ///
 /// On the CPU heaps are ordinary memory of this process, and additions are atomic among all processes. On GPUs copies
@@ -44,14 +33,18 @@ class LocalEnds final : public Ends, private Wire {
       : Ends(options, "wire local"), failed_(options.ends()) {
     rings_.emplace(executor, options.rings());
     const bool cuda = executor->device().kind == Device::Kind::cuda;
-    if (cuda) {
-      backend_of(executor)->load_kernels();
-      warn_of_lazy_loading();
+    // A kernel that waits for a peer needs this wire's thread, which calls CUDA. While CUDA loads another kernel for
+    // the first time it blocks every other call and waits for the running kernel: neither goes on before the deadline.
+    if (cuda) backend_of(executor)->load_kernels();
+    if (cuda && environment::of_process("CUDA_MODULE_LOADING") != "EAGER") {
+      log::warn(
+          "wire 'local' on GPUs: a kernel of another library that is loaded while a low-latency call waits stops both "
+          "until the deadline; set CUDA_MODULE_LOADING=EAGER");
     }
     if (cuda || trial.by_executor) {
       executor_ = executor;
       stream_.emplace(*executor);
-      bounce_ = pinned_memory<std::uint64_t>(executor, 2 * sizeof(std::uint64_t));
+      bounce_ = pinned_memory<std::uint64_t>(executor);
     }
     regions_ = mapped_regions(heap, options, "local");
     if (trial.wrap) wrapped_ = trial.wrap(*this);
@@ -99,7 +92,7 @@ class LocalEnds final : public Ends, private Wire {
     const Syndrome syndrome = device::rdma::answer(operation, local, remote);
     if (syndrome != Syndrome::none || operation.length == 0) return syndrome;
     if (operation.opcode == device::rdma::kOpcodeFetchAdd) {
-      fetch_add(remote, operation.add, local);
+      fetch_add(remote, operation.add);
     } else if (executor_ == nullptr) {
       std::memcpy(remote, local, operation.length);
     } else {
@@ -114,26 +107,23 @@ class LocalEnds final : public Ends, private Wire {
     return region < regions_.size() ? regions_[region].at(place.address, bytes) : nullptr;
   }
 
-  /// Adds to a word, with release of everything copied before; the old value goes to `before`.
-  void fetch_add(void* word, std::uint64_t add, void* before) {
+  /// Adds to a word, with release of everything copied before. Nothing reads the old value, so it goes nowhere.
+  void fetch_add(void* word, std::uint64_t add) {
     if (executor_ == nullptr) {
-      const std::uint64_t old = __atomic_fetch_add(static_cast<std::uint64_t*>(word), add, __ATOMIC_ACQ_REL);
-      return __atomic_store_n(static_cast<std::uint64_t*>(before), old, __ATOMIC_RELAXED);  // threads share the sink
+      return void(__atomic_fetch_add(static_cast<std::uint64_t*>(word), add, __ATOMIC_ACQ_REL));
     }
     // Earlier copies are complete before the sum is written: there is one stream, and this waits for it.
-    std::uint64_t* const values = bounce_.get();
-    executor_->copy(values, word, sizeof add, stream_->get());
+    executor_->copy(bounce_.get(), word, sizeof add, stream_->get());
     executor_->synchronize(stream_->get());
-    values[1] = values[0] + add;
-    executor_->copy(before, values, sizeof add, stream_->get());
-    executor_->copy(word, values + 1, sizeof add, stream_->get());
+    *bounce_ += add;
+    executor_->copy(word, bounce_.get(), sizeof add, stream_->get());
     executor_->synchronize(stream_->get());
     copying_ = false;
   }
 
   std::shared_ptr<Executor> executor_;  ///< that copies; null: this process does
   std::optional<OwnStream> stream_;
-  std::shared_ptr<std::uint64_t> bounce_;  ///< pinned: the value that was read, and the one to write
+  std::shared_ptr<std::uint64_t> bounce_;  ///< pinned: the word that is added to
   bool copying_ = false;                   ///< on the stream
   std::vector<Region> regions_;            ///< see mapped_regions()
   std::vector<bool> failed_;               ///< of each ring

@@ -119,7 +119,7 @@ AgreedWire AgreedWire::agree(Bootstrap& bootstrap, const Executor& executor, std
     mine.num_nics = static_cast<int>(wire.nics.size());
     mine.keeps_to_path = rdma::keeps_to_path(wire.nics);
     double gbps = 0;
-    for (const NicAssignment& nic : wire.nics) gbps += nic.of_port().rate_gbps;
+    for (const NicAssignment& nic : wire.nics) gbps += nic.port.rate_gbps;
     if (gbps > 0) mine.bytes_per_ns = gbps / 8;
   });
   std::string why_local;

@@ -52,7 +52,7 @@ std::set<std::pair<std::string, int>> mapped_ports(const Patient& patient) {
   std::set<std::pair<std::string, int>> ports;
   for (const rdma::NicMapRow& row : patient.map.rows) {
     if (!row.gpu.cuda_id) continue;
-    for (const rdma::NicAssignment& nic : row.nics) ports.emplace(nic.nic.name, nic.port);
+    for (const rdma::NicAssignment& nic : row.nics) ports.emplace(nic.nic.name, nic.port.number);
   }
   return ports;
 }

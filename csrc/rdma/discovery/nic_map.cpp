@@ -19,7 +19,7 @@ using topology::Distance;
 using topology::Gpu;
 using topology::Proximity;
 
-std::string port_name(const Nic& nic, int port) { return fmt::format("{} port {}", nic.name, port); }
+std::string port_name(const NicAssignment& one) { return fmt::format("{} port {}", one.nic.name, one.port.number); }
 
 [[noreturn]] void refuse(const std::string& why) {
   fail<SystemError>("RDMA was asked for, but {}. `deep_ep doctor` says more", why);
@@ -60,10 +60,10 @@ class Mapper {
     }
     const GidChoice choice = choose_gid(port, settings_.gid_index);
     if (!choice.gid) return fmt::format("port {}: {}", port.number, choice.problem);
+    usable.push_back({.nic = nic, .port = port, .gid = *choice.gid});
     if (!choice.problem.empty()) {
-      map_.warnings.push_back(fmt::format("{}: {}", port_name(nic, port.number), choice.problem));
+      map_.warnings.push_back(fmt::format("{}: {}", port_name(usable.back()), choice.problem));
     }
-    usable.push_back({.nic = nic, .port = port.number, .gid = *choice.gid});
     return {};
   }
 
@@ -102,15 +102,13 @@ class Mapper {
       return fmt::format("there is no HCA '{}'; HCAs of this machine: {}", entry.name, fmt::join(names, ", "));
     }
     const int number = entry.port.value_or(1);
-    const NicPort* port = nic->port(number);
-    if (port == nullptr) return fmt::format("{} has no port {}", nic->name, number);
-    const auto same = [&](const NicAssignment& one) { return one.nic.name == nic->name && one.port == port->number; };
+    const auto port = std::ranges::find(nic->ports, number, &NicPort::number);
+    if (port == nic->ports.end()) return fmt::format("{} has no port {}", nic->name, number);
+    const auto same = [&](const NicAssignment& one) { return one.nic.name == nic->name && one.port.number == number; };
     return std::ranges::any_of(usable, same) ? "the GPU has this NIC already" : check_port(*nic, *port, usable);
   }
 
   // --- the automatic choice ---
-
-  static double rate(const NicAssignment& candidate) { return candidate.of_port().rate_gbps; }
 
   void find_candidates() {
     for (const Nic& nic : map_.nics) {
@@ -126,13 +124,14 @@ class Mapper {
     }
     if (settings_.nics.is_set()) return;
     double fastest = 0;
-    for (const NicAssignment& candidate : candidates_) fastest = std::max(fastest, rate(candidate));
+    for (const NicAssignment& candidate : candidates_) fastest = std::max(fastest, candidate.port.rate_gbps);
     std::erase_if(candidates_, [&](const NicAssignment& candidate) {
-      if (rate(candidate) == 0 || rate(candidate) * 2 >= fastest) return false;
+      const double rate = candidate.port.rate_gbps;
+      if (rate == 0 || rate * 2 >= fastest) return false;
       why_unused_[candidate.nic.name] = fmt::format(
           "{} Gb/s where others have {} Gb/s: taken for a storage or management NIC; DEEP_EP_HCA_LIST may "
           "name it",
-          rate(candidate), fastest);
+          rate, fastest);
       return true;
     });
   }
@@ -181,7 +180,7 @@ class Mapper {
     for (NicMapRow& row : map_.rows) {
       if (!row.nics.empty()) row.problem.clear();
       for (NicAssignment& one : row.nics) {
-        users[port_name(one.nic, one.port)].push_back(row.gpu.text());
+        users[port_name(one)].push_back(row.gpu.text());
         why_unused_.erase(one.nic.name);
         one.distance = topology::distance(row.gpu.pci, one.nic.pci);
         if (one.distance.proximity != Proximity::system) continue;
@@ -214,11 +213,10 @@ std::string NicMapRow::text() const {
   const NicAssignment& first = nics.front();
   std::string others;
   for (const NicAssignment& one : std::span(nics).subspan(1)) {
-    others += fmt::format(", and {}", port_name(one.nic, one.port));
+    others += fmt::format(", and {}", port_name(one));
   }
-  return fmt::format("{} -> {}, {} Gb/s, {}, {}{}", gpu.text(), port_name(first.nic, first.port),
-                     first.of_port().rate_gbps, first.gid.text(), topology::short_name(first.distance.proximity),
-                     others);
+  return fmt::format("{} -> {}, {} Gb/s, {}, {}{}", gpu.text(), port_name(first), first.port.rate_gbps,
+                     first.gid.text(), topology::short_name(first.distance.proximity), others);
 }
 
 NicMap map_gpus_to_nics(std::vector<Gpu> gpus, std::vector<Nic> nics, const RdmaSettings& settings) {
@@ -259,7 +257,7 @@ const std::vector<NicAssignment>& nics_of_cuda_device(const NicMap& map, int ord
 }
 
 bool keeps_to_path(const std::vector<NicAssignment>& nics) {
-  return nics.size() > 1 || (!nics.empty() && nics[0].nic.pci.address && nics[0].of_port().ethernet());
+  return nics.size() > 1 || (!nics.empty() && nics[0].nic.pci.address && nics[0].port.ethernet());
 }
 
 }  // namespace deep_ep::rdma

@@ -16,12 +16,11 @@ namespace deep_ep::rdma {
 /// A NIC of a GPU, or of a rank without one: all that is needed to open it and to make queue pairs there.
 struct NicAssignment {
   Nic nic;
-  int port = 1;  ///< one of the NIC's
+  NicPort port;  ///< one of the NIC's
   GidEntry gid;  ///< of that port
   topology::Distance distance = {};
 
-  const NicPort& of_port() const { return *nic.port(port); }
-  std::string name() const { return fmt::format("{}:{}", nic.name, port); }  ///< "mlx5_2:1"
+  std::string name() const { return fmt::format("{}:{}", nic.name, port.number); }  ///< "mlx5_2:1"
 };
 
 struct NicMapRow {

@@ -83,11 +83,6 @@ std::string uverbs_of(const SystemRoot& root, const std::string& name) {
 
 }  // namespace
 
-const NicPort* Nic::port(int number) const {
-  const auto found = std::ranges::find(ports, number, &NicPort::number);
-  return found == ports.end() ? nullptr : &*found;
-}
-
 std::vector<Nic> find_nics(const SystemRoot& root) {
   std::vector<Nic> nics;
   for (const std::string& name : root.list(kClass)) {

@@ -46,8 +46,6 @@ struct Nic {
   topology::PciLocation pci = {};  ///< without an address for software NICs
   std::vector<NicPort> ports = {};
   Capability capability = Capability::unsupported;
-
-  const NicPort* port(int number) const;
 };
 
 /// All devices in /sys/class/infiniband, by PCI address; those that are not on PCI follow, by name.

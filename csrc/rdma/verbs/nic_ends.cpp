@@ -11,9 +11,9 @@ namespace deep_ep::rdma::verbs {
 
 PathOptions path_by(const RdmaSettings& settings, const NicAssignment& assignment) {
   PathOptions path = settings.path;
-  path.port = assignment.port;
+  path.port = assignment.port.number;
   path.gid_index = assignment.gid.index;
-  if (!settings.has_traffic_class) path.traffic_class = assignment.of_port().traffic_class.value_or(path.traffic_class);
+  if (!settings.has_traffic_class) path.traffic_class = assignment.port.traffic_class.value_or(path.traffic_class);
   return path;
 }
 

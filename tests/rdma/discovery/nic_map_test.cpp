@@ -70,14 +70,14 @@ TEST_F(NicMapTest, PortsHaveTheAdministratorsTrafficClassAndNicsTheirCpus) {
   set("mlx5_0", "Global tclass=106\ntclass=3,src_ip=10.0.0.1\n");
   set("mlx5_1", "52\n");
   const std::vector<Nic> nics = find_nics(machine_.root());
-  EXPECT_EQ(nics[0].port(1)->traffic_class, 106);
-  EXPECT_EQ(nics[1].port(1)->traffic_class, 52);
-  EXPECT_EQ(nics[2].port(1)->traffic_class, std::nullopt);
+  EXPECT_EQ(nics[0].ports[0].traffic_class, 106);
+  EXPECT_EQ(nics[1].ports[0].traffic_class, 52);
+  EXPECT_EQ(nics[2].ports[0].traffic_class, std::nullopt);
   EXPECT_TRUE(nics[0].cpus.empty()) << "this machine has no list of them";
   machine_.write(fmt::format("/sys/devices/system/node/node{}/cpulist", nics[0].pci.numa_node), "0-2,8,10-11\n");
   EXPECT_EQ(find_nics(machine_.root())[0].cpus, (std::vector<int>{0, 1, 2, 8, 10, 11}));
   const NicAssignment assigned = nics_of(map_of(machine_), 0).front();
-  EXPECT_EQ(assigned.of_port().traffic_class, 106);
+  EXPECT_EQ(assigned.port.traffic_class, 106);
   EXPECT_EQ(assigned.nic.cpus.size(), 6u);
   EXPECT_EQ(assigned.nic.pci.numa_node, nics[0].pci.numa_node);
 }

@@ -269,15 +269,14 @@ TEST_F(NicEndsTest, CountersThatTheFirmwareRefusesAreAskedForOnce) {
 
 TEST_F(NicEndsTest, TheAdministratorsTrafficClassCountsWhereNoVariableIsSet) {
   RdmaSettings settings;
-  NicAssignment assignment{
-      .nic = {.name = "mlx5_0", .ports = {{.number = 2, .traffic_class = 106}}}, .port = 2, .gid = {.index = 3}};
+  NicAssignment assignment{.nic = {.name = "mlx5_0"}, .port = {.number = 2, .traffic_class = 106}, .gid = {.index = 3}};
   EXPECT_EQ(path_by(settings, assignment).traffic_class, 106);
   EXPECT_EQ(path_by(settings, assignment).port, 2);
   EXPECT_EQ(path_by(settings, assignment).gid_index, 3);
   settings.has_traffic_class = true;
   EXPECT_EQ(path_by(settings, assignment).traffic_class, 0) << "0 is a value too";
   settings.has_traffic_class = false;
-  assignment.nic.ports[0].traffic_class.reset();
+  assignment.port.traffic_class.reset();
   EXPECT_EQ(path_by(settings, assignment).traffic_class, 0);
 }
 

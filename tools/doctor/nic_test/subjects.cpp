@@ -53,7 +53,7 @@ rdma::nic_test::Link link_of(const rdma::NicAssignment& nic, bool relaxed_orderi
   const auto pcie = [&](const char* which) {
     return number(device + which + "_link_speed") * number(device + which + "_link_width");
   };
-  return {.gbps = nic.of_port().rate_gbps,
+  return {.gbps = nic.port.rate_gbps,
           .pcie_gbps = pcie("current"),
           .pcie_best_gbps = pcie("max"),
           .interface_mtu =

@@ -125,10 +125,7 @@ std::string why_unreached(Bootstrap& bootstrap, int width, bool by_landings, con
     }
   }
   std::unique_ptr<Ends> ends;
-  const auto make_them = [&] { ends = make(NicHandler::cpu, options); };
-  if (!by_landings) {
-    agree(bootstrap, "making queue pairs that try other rails", make_them);
-  } else if (const auto failure = first_failure(bootstrap, make_them)) {
+  if (const auto failure = first_failure(bootstrap, [&] { ends = make(NicHandler::cpu, options); })) {
     return fmt::format("rank {} (rail {}): {}", failure->rank, failure->rank % width, failure->why);
   }
   const std::vector<OtherSide> others = find_other_sides(bootstrap, options, ends.get());
@@ -147,10 +144,9 @@ std::string why_unreached(Bootstrap& bootstrap, int width, bool by_landings, con
       }
     });
   };
-  std::vector<RdmaQueuePair> peers(options.ends());
-  auto failure = try_all([&](std::size_t end) { peers[end] = others[end].connect(*ends, options, end); });
+  auto failure = try_all([&](std::size_t end) { others[end].connect(*ends, options, end); });
   // The queue pairs stay until all ranks have sent.
-  if (!failure) failure = try_all([&](std::size_t end) { ends->reach(end, peers[end]); });
+  if (!failure) failure = try_all([&](std::size_t end) { ends->reach(end, others[end].receiver); });
   return failure ? failure->why : std::string();
 }
 

@@ -127,12 +127,12 @@ AgreedWire AgreedWire::agree(Bootstrap& bootstrap, const Executor& executor, std
   wire.kind = choose_wire(wire.ranks, why_local);
   wire.bytes_per_ns = std::ranges::min(wire.ranks, {}, &WireFacts::bytes_per_ns).bytes_per_ns;
   wire.num_nics = std::ranges::min(wire.ranks, {}, &WireFacts::num_nics).num_nics;
-  wire.handler = wire.settings.nic_handler;
-  if (wire.kind == WireKind::simulated && wire.handler != NicHandler::doorbell) wire.handler = NicHandler::gpu;
+  NicHandler& handler = wire.settings.nic_handler;
+  if (wire.kind == WireKind::simulated && handler != NicHandler::doorbell) handler = NicHandler::gpu;
   // For the wire `local`, and for kernels on the CPU, there is no other.
   const bool cuda = executor.device().kind == deep_ep::Device::Kind::cuda;
   const bool only_cpu = wire.kind == WireKind::local || (wire.kind == WireKind::verbs && !cuda);
-  if (only_cpu && wire.handler == NicHandler::automatic) wire.handler = NicHandler::cpu;
+  if (only_cpu && handler == NicHandler::automatic) handler = NicHandler::cpu;
   if (!why_local.empty() && bootstrap.rank() == 0) {
     // On GPUs that is slow, and hardly what their owner wants.
     (cuda ? log::warn : log::info)(
@@ -222,13 +222,13 @@ std::vector<std::unique_ptr<Connections>> Connections::make(Bootstrap& bootstrap
 Connections::~Connections() = default;
 
 void Connections::connect(Bootstrap& bootstrap, std::span<Connections* const> sets, const MakeEnds& make) {
-  const Connections& any = *sets.front();
+  const AgreedWire& wire = sets.front()->wire_;
   std::vector<ConnectionOptions> parts;  // of each set, by NIC
   for (const Connections* one : sets) {
     for (int nic = 0; nic < one->options_.num_nics; ++nic) parts.emplace_back(one->options_).nic = nic;
   }
   std::vector<ConnectedEnds> connected =
-      make_connected_ends(bootstrap, parts, any.wire_.handler, any.wire_.kind == WireKind::verbs, make);
+      make_connected_ends(bootstrap, parts, wire.settings.nic_handler, wire.kind == WireKind::verbs, make);
   auto part = connected.begin();
   for (Connections* const set : sets) {
     std::vector<RdmaQueuePair> peers(static_cast<std::size_t>(set->options_.channels * bootstrap.size()));
@@ -241,8 +241,8 @@ void Connections::connect(Bootstrap& bootstrap, std::span<Connections* const> se
       if (part->ends != nullptr) set->ends_.push_back(std::move(part->ends));
     }
     const std::size_t bytes = peers.size() * sizeof(RdmaQueuePair);
-    if (set->device_peers_ == nullptr) set->device_peers_ = device_memory<RdmaQueuePair>(any.executor_, bytes);
-    copy_now(*any.executor_, set->device_peers_.get(), peers.data(), bytes);
+    if (set->device_peers_ == nullptr) set->device_peers_ = device_memory<RdmaQueuePair>(set->executor_, bytes);
+    copy_now(*set->executor_, set->device_peers_.get(), peers.data(), bytes);
   }
   for (const Connections* const set : sets) log::info("rdma: rank {}: {}", bootstrap.rank(), set->describe());
 }

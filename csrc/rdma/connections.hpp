@@ -44,8 +44,7 @@ WireKind choose_wire(std::span<const WireFacts> ranks, std::string& why_local);
 /// The wire of a buffer's RDMA traffic, as all ranks agree on it.
 struct AgreedWire {
   WireKind kind = WireKind::local;
-  NicHandler handler = NicHandler::automatic;
-  RdmaSettings settings;
+  RdmaSettings settings;            ///< with the handler that this wire leaves, where only one is left
   std::vector<NicAssignment> nics;  ///< of this rank, for WireKind::verbs
   std::vector<WireFacts> ranks;
   double bytes_per_ns = 0;  ///< of the slowest rank's NICs

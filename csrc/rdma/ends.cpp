@@ -30,6 +30,22 @@ std::string Ends::failure_of(std::size_t end, const device::rdma::CompletionEntr
                          .why = {completion.syndrome, completion.vendor_syndrome, opcode_number >> 24}});
 }
 
+RdmaQueuePair Ends::params_of(std::size_t end, std::uint32_t number, std::uint32_t heap_key,
+                              const QueuePairAddress& peer) const {
+  return {.ring = rings_->ring(end),
+          .completion = rings_->completion(end),
+          .doorbell = rings_->producer_index(end),
+          .state = rings_->state(end),
+          .number = number,
+          .depth = rings_->options().depth,
+          .batch = rings_->options().batch,
+          .peer = options_.peer(end),
+          .sink = {options_.sink, heap_key},
+          .local_key = heap_key,
+          .remote_key = peer.heap_key,
+          .signal_key = peer.signal_key};
+}
+
 std::string Ends::trouble(std::size_t end, const RingStatus& ring) const {
   if (ring.outstanding() == 0) return {};
   return fmt::format("{} entries to rank {} are under way", ring.outstanding(), options_.peer(end));

@@ -85,9 +85,9 @@ class Ends {
   /// the number of the queue pair.
   virtual QueuePairAddress landing(std::size_t end) const { return address(end); }
   virtual void connect_landing(std::size_t /*end*/, const QueuePairAddress& /*peer*/) {}
-  /// In the place of start(): sends to the peer, for which connect() gave `params`, and waits until it has come.
-  /// SystemError: it has not. Wires that reach all that they connect send nothing.
-  virtual void reach(std::size_t /*end*/, const RdmaQueuePair& /*params*/) {}
+  /// In the place of start(): sends to the peer that the end is connected to, and waits until it has come. SystemError:
+  /// it has not. Wires that reach all that they connect send nothing.
+  virtual void reach(std::size_t /*end*/, const QueuePairAddress& /*peer*/) {}
   virtual void start() = 0;
 
   virtual NicHandler handler() const { return NicHandler::cpu; }
@@ -108,11 +108,10 @@ class Ends {
 
   /// The first failure that the thread or kernel that executes has found.
   virtual std::string executor_failure() const = 0;
-  /// What kernels need to reach `peer` by the end's queue pair, which has this number. See RingMemory::queue_pair().
+  /// What kernels need to reach `peer` by the end's queue pair, which has this number, with a handler that reads
+  /// producer indices. `heap_key`: of this rank's heap.
   RdmaQueuePair params_of(std::size_t end, std::uint32_t number, std::uint32_t heap_key,
-                          const QueuePairAddress& peer) const {
-    return rings_->queue_pair(end, number, {options_.sink, heap_key}, options_.peer(end), peer);
-  }
+                          const QueuePairAddress& peer) const;
   /// Says why an end that has not failed is late; empty: it is not.
   virtual std::string trouble(std::size_t end, const RingStatus& ring) const;
 

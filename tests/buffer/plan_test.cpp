@@ -52,6 +52,14 @@ BufferPlan plan_of(int nodes) {
   return BufferPlan::make(options, NodeMembership::of_consecutive(3, nodes * kWidth, kWidth));
 }
 
+TEST(BufferPlan, OldValuesOfAdditionsHaveALineOfTheirOwn) {
+  const BufferPlan plan = plan_of(2);
+  for (const rdma::ConnectionOptions& set : plan.connections()) {
+    EXPECT_GE(set.sink, plan.layout.control.bytes());
+    EXPECT_LE(set.sink + kLine, plan.layout.low_latency.begin);
+  }
+}
+
 TEST(BufferPlan, LanesThatAreLeftOpenFollowFromTheNics) {
   const auto lanes = [](rdma::WireKind kind, int on_ethernet) {
     BufferPlan plan = plan_of(4);

@@ -39,7 +39,7 @@ struct FakeEnds final : rdma::Ends {
   rdma::QueuePairAddress landing(std::size_t end) const override { return landing_of(end); }
   void connect_landing(std::size_t end, const rdma::QueuePairAddress& peer) override { landed(end, peer); }
   NicHandler handler() const override { return by; }
-  void reach(std::size_t end, const RdmaQueuePair& params) override { reached(end, params.number); }
+  void reach(std::size_t end, const rdma::QueuePairAddress& peer) override { reached(end, peer.queue_pair); }
   void start() override {}
   std::string describe() const override { return std::string(name_of(by)); }
   std::string executor_failure() const override { return {}; }

@@ -47,7 +47,7 @@ bool CpuHandler::step() {
     bool worked = false;
     for (Ring& ring : rings_) {
       worked |= !ring.failed;
-      fail_ring(ring, {.index = ring.completed, .detail = why});
+      fail_ring(ring, ring.completed, {}, why);
     }
     return worked;  // a broken wire throws each time
   }
@@ -58,9 +58,8 @@ bool CpuHandler::take_entries(std::size_t place) {
   const std::uint64_t end = ring.failed || !ring.refusal.empty() ? ring.taken : ring.rung();
   if (end == ring.taken) return false;
   if (end - ring.completed > ring.pair.depth) {
-    fail_ring(ring, {.index = ring.taken,
-                     .detail = fmt::format("the producer index is {}, at most {} is possible", end,
-                                           ring.completed + ring.pair.depth)});
+    fail_ring(ring, ring.taken, {},
+              fmt::format("the producer index is {}, at most {} is possible", end, ring.completed + ring.pair.depth));
     return true;
   }
   const std::size_t most = std::min(Wire::kMostAtOnce, wire_.depth() - (ring.taken - ring.completed));
@@ -92,10 +91,9 @@ bool CpuHandler::complete() {
       fail<SystemError>("it completed entry {} of queue pair {:#x}, which was not posted", index, ring.pair.number);
     }
     if (completion.syndrome != Syndrome::none) {
-      fail_ring(ring,
-                {.index = index, .why = {static_cast<unsigned>(completion.syndrome), completion.vendor_syndrome}});
+      fail_ring(ring, index, {static_cast<std::uint32_t>(completion.syndrome), completion.vendor_syndrome});
     } else if (!ring.refusal.empty() && index + 1 == ring.taken) {
-      fail_ring(ring, {.index = index, .why = {kRefused}, .detail = ring.refusal});
+      fail_ring(ring, index, {kRefused}, ring.refusal);
     } else {
       ring.completed = index + 1;
       publish(ring.pair, index, device::rdma::kCompletionOk);
@@ -104,25 +102,22 @@ bool CpuHandler::complete() {
   return count != 0;
 }
 
-void CpuHandler::fail_ring(Ring& ring, Failure failure) {
+void CpuHandler::fail_ring(Ring& ring, std::uint64_t index, RdmaFailure why, const std::string& detail) {
   if (ring.failed) return;
   ring.failed = true;
-  failure.peer = ring.pair.peer;
-  failure.device = device_;
-  failure.queue_pair = ring.pair.number;
   // An entry that the kernel has not rung may still be incomplete.
-  failure.why.opcode = *failure.index < ring.rung() ? ring.decode(*failure.index).opcode : device::rdma::kOpcodeNop;
-  const std::string text = describe(failure);
+  why.opcode = index < ring.rung() ? ring.decode(index).opcode : device::rdma::kOpcodeNop;
+  const std::string text = describe({ring.pair.peer, device_, ring.pair.number, index, why, detail});
   log::error("{}", text);
   {
     const std::lock_guard lock(mutex_);
     if (failure_.empty()) failure_ = text;  // before the entry tells of it
   }
   CompletionEntry& entry = completion_of(ring.pair);
-  entry.vendor_syndrome = static_cast<std::uint8_t>(failure.why.vendor_syndrome);
-  entry.syndrome = static_cast<std::uint8_t>(failure.why.syndrome != 0 ? failure.why.syndrome : kRefused);
-  entry.opcode_number = device::rdma::swap32(failure.why.opcode << 24 | ring.pair.number);
-  publish(ring.pair, *failure.index, device::rdma::kCompletionError);
+  entry.vendor_syndrome = static_cast<std::uint8_t>(why.vendor_syndrome);
+  entry.syndrome = static_cast<std::uint8_t>(why.syndrome != 0 ? why.syndrome : kRefused);
+  entry.opcode_number = device::rdma::swap32(why.opcode << 24 | ring.pair.number);
+  publish(ring.pair, index, device::rdma::kCompletionError);
 }
 
 }  // namespace deep_ep::rdma

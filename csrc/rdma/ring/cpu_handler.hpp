@@ -50,9 +50,8 @@ class CpuHandler {
 
   bool take_entries(std::size_t place);
   bool complete();
-  /// Writes the error entry. `failure` has index, syndrome (or only a detail, if it is not the wire's verdict) and
-  /// vendor code.
-  void fail_ring(Ring& ring, Failure failure);
+  /// Writes the error entry. `why` has syndrome (0: only the detail says why) and vendor code.
+  void fail_ring(Ring& ring, std::uint64_t index, RdmaFailure why, const std::string& detail = {});
 
   Wire& wire_;
   std::string device_;

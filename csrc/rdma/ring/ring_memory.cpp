@@ -24,11 +24,10 @@ RingMemory::RingMemory(std::shared_ptr<Executor> executor, const RingOptions& op
   allocation_ =
       options_.on_gpu ? device_memory<std::byte>(executor_, bytes) : pinned_memory<std::byte>(executor_, bytes);
   rings_ = aligned(allocation_, options_.alignment);
-  const std::uint64_t first = options_.first_index;
-  states_ = device_copy<RdmaQueueState>(executor_, {options_.count, {first, first, 0}});
+  states_ = device_copy(executor_, std::vector<RdmaQueueState>(options_.count));
   pinned_ = pinned_memory<std::byte>(executor_, record_bytes() + options_.count * sizeof(std::uint64_t) + kPage);
   pages_ = aligned(pinned_, kPage);
-  std::fill_n(producer_index(0), options_.count, first);
+  std::fill_n(producer_index(0), options_.count, 0);
   // All ones: entries with no known opcode, and a completion that is not yet written.
   executor_->fill(rings_, 0xff, options_.count * options_.bytes(), stream_.get());
   for (std::size_t i = 0; i < options_.count; ++i) {
@@ -39,22 +38,6 @@ RingMemory::RingMemory(std::shared_ptr<Executor> executor, const RingOptions& op
 
 std::size_t RingMemory::record_bytes() const {
   return options_.records_apart ? (options_.count * 2 * sizeof(std::uint32_t) + kPage - 1) / kPage * kPage : 0;
-}
-
-RdmaQueuePair RingMemory::queue_pair(std::size_t i, std::uint32_t number, const device::rdma::KeyedAddress& sink,
-                                     int peer, const QueuePairAddress& remote) const {
-  return {.ring = ring(i),
-          .completion = completion(i),
-          .doorbell = producer_index(i),
-          .state = states_.get() + i,
-          .number = number,
-          .depth = options_.depth,
-          .batch = options_.batch,
-          .peer = peer,
-          .sink = sink,
-          .local_key = sink.key,
-          .remote_key = remote.heap_key,
-          .signal_key = remote.signal_key};
 }
 
 bool RingStatus::failed() const {

@@ -7,19 +7,17 @@
 #include <vector>
 
 #include "csrc/executor/own_stream.hpp"
-#include "csrc/rdma/queue_pair_address.hpp"
 #include "kernels/rdma/params.hpp"
 
 namespace deep_ep::rdma {
 
 struct RingOptions {
-  std::size_t count = 1;          ///< of queue pairs
-  std::uint32_t depth = 1024;     ///< entries; a power of two from 64 to 32768
-  std::uint32_t batch = 32;       ///< entries after which a kernel rings unasked, 1 to depth / 2
-  bool on_gpu = false;            ///< in the executor's device memory, otherwise in pinned memory of the host
-  std::size_t alignment = 64;     ///< of each queue pair's memory
-  bool records_apart = false;     ///< doorbell records lie in pinned memory, on pages of their own
-  std::uint64_t first_index = 0;  ///< number of the first entry (tests of wrap-around)
+  std::size_t count = 1;       ///< of queue pairs
+  std::uint32_t depth = 1024;  ///< entries; a power of two from 64 to 32768
+  std::uint32_t batch = 32;    ///< entries after which a kernel rings unasked, 1 to depth / 2
+  bool on_gpu = false;         ///< in the executor's device memory, otherwise in pinned memory of the host
+  std::size_t alignment = 64;  ///< of each queue pair's memory
+  bool records_apart = false;  ///< doorbell records lie in pinned memory, on pages of their own
 
   // The memory of one queue pair begins with its ring. What one writes and what another writes are in lines of their
   // own.
@@ -62,6 +60,7 @@ class RingMemory {
   std::uint64_t* producer_index(std::size_t i) const {
     return reinterpret_cast<std::uint64_t*>(pages_ + record_bytes()) + i;
   }
+  RdmaQueueState* state(std::size_t i) const { return states_.get() + i; }
   std::uint32_t* doorbell_record(std::size_t i) const {
     std::byte* const both =
         options_.records_apart ? records() + 2 * sizeof(std::uint32_t) * i : begin(i) + options_.doorbell();
@@ -70,11 +69,6 @@ class RingMemory {
   /// Where records lie apart.
   std::byte* records() const { return pages_; }
   std::size_t record_bytes() const;
-
-  /// What kernels need to reach `remote` of rank `peer`, for a handler that reads producer indices. `sink`: a word of
-  /// this rank's heap, whose key is the heap's.
-  RdmaQueuePair queue_pair(std::size_t i, std::uint32_t number, const device::rdma::KeyedAddress& sink, int peer,
-                           const QueuePairAddress& remote) const;
 
   /// Does the host reach the rings, or only their device?
   bool host_reads() const;

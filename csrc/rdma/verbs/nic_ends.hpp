@@ -9,7 +9,6 @@
 #include "csrc/memory/symmetric_heap.hpp"
 #include "csrc/rdma/discovery/nic_map.hpp"
 #include "csrc/rdma/ends.hpp"
-#include "csrc/rdma/ring/ring_memory.hpp"
 #include "csrc/rdma/verbs/gpu_access.hpp"
 #include "csrc/rdma/verbs/queue_pair.hpp"
 

@@ -86,13 +86,12 @@ class VerbsEnds final : public NicEnds, public Wire {
   }
 
   /// 0 is added to the first word of the peer's heap.
-  void reach(std::size_t end, const RdmaQueuePair& params) override {
+  void reach(std::size_t end, const QueuePairAddress& peer) override {
     const Operation operation{.opcode = device::rdma::kOpcodeFetchAdd,
-                              .queue_pair = params.number,
                               .signalled = true,
                               .length = sizeof(std::uint64_t),
-                              .local = params.sink,
-                              .remote = {0, params.signal_key}};
+                              .local = {options_.sink, device().local_key()},
+                              .remote = {0, peer.signal_key}};
     post(end, {&operation, 1});
     const Deadline deadline(5);
     std::array<WireCompletion, 1> answer;

@@ -52,10 +52,9 @@ class QueueWorld {
   explicit QueueWorld(const QueueWorldOptions& options)
       : options_(options),
         executor_(make_host_executor()),
-        rings_(executor_, {.count = static_cast<std::size_t>(options.queue_pairs),
-                           .depth = options.depth,
-                           .batch = options.batch,
-                           .first_index = options.first_index}),
+        rings_(
+            executor_,
+            {.count = static_cast<std::size_t>(options.queue_pairs), .depth = options.depth, .batch = options.batch}),
         local_(kHeapBytes / 8 + 1),
         remote_(kHeapBytes / 8),
         wire_(options.seed),
@@ -115,8 +114,20 @@ class QueueWorld {
   }
 
   void add_queue_pair(std::size_t i) {
-    RdmaQueuePair peer = rings_.queue_pair(i, number(i), {kHeapBytes, kLocalKey}, kPeer,
-                                           {.heap_key = kRemoteKey, .signal_key = kSignalKey});
+    RdmaQueuePair peer{.ring = rings_.ring(i),
+                       .completion = rings_.completion(i),
+                       .doorbell = rings_.producer_index(i),
+                       .state = rings_.state(i),
+                       .number = number(i),
+                       .depth = options_.depth,
+                       .batch = options_.batch,
+                       .peer = kPeer,
+                       .sink = {kHeapBytes, kLocalKey},
+                       .local_key = kLocalKey,
+                       .remote_key = kRemoteKey,
+                       .signal_key = kSignalKey};
+    *peer.doorbell = options_.first_index;
+    *peer.state = {options_.first_index, options_.first_index, 0};
     handler_.add(peer);
     wire_.add_queue_pair(number(i));
     if (options_.behind != Behind::cpu_handler) {

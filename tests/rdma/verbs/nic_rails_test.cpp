@@ -38,7 +38,7 @@ TEST_F(NicRailsTest, APathIsTriedByAnAdditionOfNothing) {
   make(tries_);
   EXPECT_LT(fake_.state_changes.back().attributes.timeout, PathOptions{}.ack_timeout) << "it is given up soon";
   answer(std::uint64_t{1} << 32, IBV_WC_SUCCESS);
-  ends_->reach(1, table_.at(1));
+  ends_->reach(1, ends_->address(1));
   ASSERT_EQ(fake_.posted.size(), 1u);
   const ibv_send_wr& request = fake_.posted[0].request;
   EXPECT_EQ(request.opcode, IBV_WR_ATOMIC_FETCH_AND_ADD);
@@ -51,7 +51,7 @@ TEST_F(NicRailsTest, APathIsTriedByAnAdditionOfNothing) {
 TEST_F(NicRailsTest, WhatAPathLacksIsSaid) {
   make(tries_);
   answer(0, IBV_WC_RETRY_EXC_ERR);
-  EXPECT_TRUE(contains(refusal([&] { ends_->reach(0, table_.at(0)); }),
+  EXPECT_TRUE(contains(refusal([&] { ends_->reach(0, ends_->address(0)); }),
                        "RDMA device fake_0:1: a message that tries a path has failed: "));
   fake_.refusals["modify_qp"] = ENETUNREACH;
   EXPECT_TRUE(contains(refusal([&] { ends_->connect(1, ends_->address(1)); }), "no route to the peer"));

@@ -98,7 +98,7 @@ class Ends {
   std::string failure() const;
   /// Has everything that kernels have posted happened at the peers? What failed never will, and counts as done. No
   /// kernel may be posting.
-  bool idle() const { return rings_->idle(); }
+  bool idle() const { return std::ranges::all_of(rings_->status(), &RingStatus::done); }
   /// What has become of all that was posted, for whoever waits in vain. No kernel may be posting.
   virtual std::string health() const;
 

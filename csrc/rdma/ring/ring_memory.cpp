@@ -71,10 +71,4 @@ std::vector<RingStatus> RingMemory::status() const {
   return status;
 }
 
-bool RingMemory::idle() const {
-  const std::vector<RingStatus> all = status();
-  return std::all_of(all.begin(), all.end(),
-                     [](const RingStatus& ring) { return ring.failed() || ring.outstanding() == 0; });
-}
-
 }  // namespace deep_ep::rdma

@@ -39,6 +39,7 @@ struct RingStatus {
   bool failed() const;
   /// Entries posted that are not known to be complete.
   std::uint32_t outstanding() const;
+  bool done() const { return failed() || outstanding() == 0; }
 };
 
 /// Filled in as the first kernel must find it: no completion, nothing posted. The owners' indices are in device memory
@@ -74,8 +75,6 @@ class RingMemory {
   bool host_reads() const;
   /// Of all queue pairs. No kernel may be posting.
   std::vector<RingStatus> status() const;
-  /// Is everything complete that kernels have posted and given back, or failed? No kernel may be posting.
-  bool idle() const;
 
  private:
   std::byte* begin(std::size_t i) const { return rings_ + i * options_.bytes(); }

@@ -17,10 +17,6 @@ UniqueFd export_dma_buf(int device, void* address, std::size_t bytes) {
   return UniqueFd(descriptor);
 }
 
-void unmap_page(void* page) {
-  if (cudaHostUnregister(page) != cudaSuccess) cudaGetLastError();
-}
-
 std::shared_ptr<void> map_page(void* page, int device) {
   const cuda::Context context(device);
   const cuda::CurrentContext current(context);
@@ -36,7 +32,9 @@ std::shared_ptr<void> map_page(void* page, int device) {
                                 "with more privileges (CAP_SYS_RAWIO, a privileged container)"
                               : "");
   }
-  const std::shared_ptr<void> registered(page, unmap_page);
+  const std::shared_ptr<void> registered(page, [](void* gone) {
+    if (cudaHostUnregister(gone) != cudaSuccess) cudaGetLastError();
+  });
   void* address = nullptr;
   cuda::check(cudaHostGetDevicePointer(&address, page, 0), device, "cudaHostGetDevicePointer of a doorbell page");
   return {registered, address};

@@ -64,8 +64,9 @@ NicEnds::NicEnds(const NicAccess& nic, const ConnectionOptions& options)
     : Ends(options, nic.nic.name()), nic_(nic), landings_(options.ends()) {
   if (options.rail_width == 0) nic_.landing_nics.clear();  // ends keep what they have
   for (std::size_t end = 0; end < options.ends(); ++end) {
-    const auto rail = [&] { return static_cast<std::size_t>(options.rail_of(options.peer(end))); };
-    if (options.lands(end)) landings_[end].emplace(nic_.landing_nics.at(rail()));
+    if (!options.lands(end)) continue;
+    const auto rail = static_cast<std::size_t>(options.rail_of(options.peer(end)));
+    landings_[end].emplace(nic_.landing_nics.at(rail));
   }
 }
 

@@ -271,21 +271,21 @@ TEST(RingMemoryTest, IdleWhenAllIsDoneOrHasFailed) {
   const auto post = [&](std::size_t pair) {
     world.run([&](auto& peers) { EXPECT_TRUE(peers[pair]->put(100, 0, 1)); });
   };
-  EXPECT_TRUE(world.rings().idle());
+  EXPECT_TRUE(world.idle());
   post(0);
   world.wire().silence(QueueWorld::number(1));
   post(1);
-  EXPECT_FALSE(world.rings().idle());
+  EXPECT_FALSE(world.idle());
   world.settle();
-  EXPECT_FALSE(world.rings().idle()) << "the second queue pair is stuck";
+  EXPECT_FALSE(world.idle()) << "the second queue pair is stuck";
   world.wire().silence(QueueWorld::number(1), false);
   world.settle();
-  EXPECT_TRUE(world.rings().idle());
+  EXPECT_TRUE(world.idle());
   world.wire().fail_at(QueueWorld::number(0), 1, Syndrome::transport_retries_exceeded);
   post(0);
-  EXPECT_FALSE(world.rings().idle());
+  EXPECT_FALSE(world.idle());
   world.settle();
-  EXPECT_TRUE(world.rings().idle());
+  EXPECT_TRUE(world.idle());
   EXPECT_NE(world.handler().failure(), "");
 }
 
@@ -301,10 +301,10 @@ TEST(RdmaHandler, AFullQueueHoldsUpNoOther) {
     EXPECT_TRUE(peers[1]->quiet());
   });
   EXPECT_EQ(world.wire().executed(QueueWorld::number(0)), 0u);
-  EXPECT_FALSE(world.rings().idle());
+  EXPECT_FALSE(world.idle());
   world.wire().silence(QueueWorld::number(0), false);
   world.settle();
-  EXPECT_TRUE(world.rings().idle());
+  EXPECT_TRUE(world.idle());
 }
 
 TEST(RdmaHandler, NoMoreIsUnderWayThanTheWiresQueueHolds) {
@@ -335,7 +335,7 @@ TEST(RdmaHandler, ABrokenWireFailsEveryRingAndGivesNoMoreWork) {
     EXPECT_EQ(device::rdma::tail_opcode(world.rings().completion(ring)->tail), device::rdma::kCompletionError);
   }
   EXPECT_FALSE(world.handler().step());
-  EXPECT_TRUE(world.rings().idle());
+  EXPECT_TRUE(world.idle());
   EXPECT_TRUE(contains(world.handler().failure(),
                        "over adversarial wire failed (queue pair 0x100, entry 0): the wire threw: the device is gone"));
 }

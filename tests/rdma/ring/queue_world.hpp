@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -89,6 +90,7 @@ class QueueWorld {
 
   RdmaQueuePair& params(std::size_t queue_pair) { return params_[queue_pair]; }
   rdma::RingMemory& rings() { return rings_; }
+  bool idle() const { return std::ranges::all_of(rings_.status(), &rdma::RingStatus::done); }
   AdversarialWire& wire() { return wire_; }
   SoftwareNic& nic() { return nic_; }
   rdma::CpuHandler& handler() { return handler_; }

@@ -19,7 +19,6 @@
   KERNEL(dispatch_elastic,                         ElasticDispatchParams,     512) \
   KERNEL(combine_elastic,                          ElasticCombineParams,      512) \
   KERNEL(move_replicas,                            LoadBalanceParams,         512) \
-  KERNEL(notify_internode,                         NotifyParams,              512) \
   KERNEL(dispatch_and_notify_internode,            DispatchParams,            384) \
   KERNEL(combine_and_notify_internode,             CombineParams,             384) \
   KERNEL(dispatch_low_latency,                     LowLatencyDispatchParams,  512) \

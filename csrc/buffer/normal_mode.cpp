@@ -150,9 +150,8 @@ void exchange_counts(NotifyParams& params, DispatchHandle& handle, const NormalM
     tables.add(handle.node_counts, &params.node_counts, DType::int32, {2, nodes});
   }
   scope.make_tables(tables);
-  const auto kernel = mode.rails() ? choices::notify_internode : choices::notify;
-  const int warps = mode.runtime.warps(kernel.max_threads);
-  mode.runtime.launch(kernel, params,
+  const int warps = mode.runtime.warps(choices::notify.max_threads);
+  mode.runtime.launch(choices::notify, params,
                       {std::min(ranks + nodes, mode.runtime.policy().multiprocessors), warps * 32,
                        static_cast<std::size_t>(warps) * sizeof(std::int32_t)},
                       scope);

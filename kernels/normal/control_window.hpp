@@ -52,13 +52,12 @@ struct OneNode {
   DEEP_EP_HOST_DEVICE static constexpr int others() { return 0; }
 };
 
-/// A source's counts of its tokens for one node: as a rank of that node reads them (its own experts), and as the source
-/// stages them for its rail there, where they land (experts of all ranks of the node).
+/// A source's counts of its tokens, as a message to one rank.
 struct SourceCounts {
   CallShape* shape;
-  std::int32_t* tokens_for_node;    ///< between nodes
+  std::int32_t* tokens_for_node;    ///< between nodes: for the rank's node
   std::int32_t* tokens_per_rank;    ///< [ranks of the node]
-  std::int32_t* tokens_per_expert;  ///< [experts]: entries that name each expert
+  std::int32_t* tokens_per_expert;  ///< [experts of the rank]: entries that name each expert
   std::size_t bytes;
 
   DEEP_EP_HOST_DEVICE SourceCounts(Carver carver, int width, int experts)
@@ -102,8 +101,8 @@ class ControlWindow {
     Carver carver = Carver::without_memory();
     mailboxes_ = carver.place<Mailbox>(2 * static_cast<std::size_t>(MeetingKind::count) * ranks);
     signals_ = carver.place<Line>(static_cast<std::size_t>(IntranodeSignal::count) * ranks);
-    counts_bytes_ = counts_at(Carver::without_memory(), 1).bytes;
-    counts_ = carver.place<std::byte>(2 * ranks * counts_bytes_, kLine);
+    counts_bytes_ = SourceCounts(Carver::without_memory(), width_, max_local_experts_).bytes;
+    counts_ = carver.place<std::byte>(5 * ranks * counts_bytes_, kLine);
     const auto place_words = [&](int slots) {
       const std::size_t words = ranks * static_cast<std::size_t>(slots);
       return RingWords{{carver.place<std::uint64_t>(words, kLine)}, {carver.place<std::uint64_t>(words, kLine)}, slots};
@@ -113,8 +112,6 @@ class ControlWindow {
     few_selections_ = carver.place<std::byte>(2 * few_selections_bytes(), kLine);
     rail_words_ = carver.place<Line>(kRailWords * nodes);
     landed_ = carver.place<std::uint64_t>(nodes * kMostChunks, kLine);
-    rail_counts_bytes_ = counts_at(Carver::without_memory(), width_).bytes;
-    rail_counts_ = carver.place<std::byte>(3 * nodes * rail_counts_bytes_, kLine);
     bytes_ = align_to_line(carver.bytes());
   }
 
@@ -139,10 +136,7 @@ class ControlWindow {
     return &reinterpret_cast<Line*>(heap + signals_)[static_cast<int>(kind) * num_ranks_ + source].signal;
   }
   /// The counts of `source` in call `epoch`. Two in turn: a source may be one call ahead, never two.
-  DEEP_EP_DEVICE SourceCounts counts(std::byte* heap, std::uint64_t epoch, int source) const {
-    const std::size_t index = (epoch & 1) * static_cast<std::size_t>(num_ranks_) + static_cast<std::size_t>(source);
-    return counts_at(Carver(heap + counts_ + index * counts_bytes_), 1);
-  }
+  DEEP_EP_DEVICE Place<std::byte> counts(std::uint64_t epoch, int source) const { return counts_at(epoch & 1, source); }
   DEEP_EP_DEVICE std::uint64_t* pushed_flag(std::byte* heap, int source, int slot) const {
     return pushed_rows_.published.in(heap) + (std::int64_t{source} * max_window_tokens_ + slot);
   }
@@ -157,15 +151,17 @@ class ControlWindow {
   DEEP_EP_DEVICE Place<std::uint64_t> landed(int node, int place) const {
     return {landed_ + static_cast<std::size_t>(node * kMostChunks + place) * sizeof(std::uint64_t)};
   }
-  /// The counts of the rail; and those for it, which this rank's NIC reads.
-  DEEP_EP_DEVICE Place<std::byte> landed_counts(std::uint64_t epoch, int node) const {
-    return rail_counts(static_cast<int>(epoch & 1) * nodes_ + node);
+  /// The counts of the rail for rank i of this node, at `at` = first rank of the rail's node + i; and this rank's own
+  /// for any rank, which its NIC reads.
+  DEEP_EP_DEVICE Place<std::byte> landed_counts(std::uint64_t epoch, int at) const {
+    return counts_at(2 + (epoch & 1), at);
   }
-  DEEP_EP_DEVICE Place<std::byte> staged_counts(int node) const { return rail_counts(2 * nodes_ + node); }
-  /// What lies there.
-  DEEP_EP_DEVICE SourceCounts counts_in(std::byte* heap, Place<std::byte> of_rail) const {
-    return counts_at(Carver(of_rail.in(heap)), width_);
+  DEEP_EP_DEVICE Place<std::byte> staged_counts(int rank) const { return counts_at(4, rank); }
+  /// What lies at one of these places.
+  DEEP_EP_DEVICE SourceCounts counts_in(std::byte* heap, Place<std::byte> place) const {
+    return {Carver(place.in(heap)), width_, max_local_experts_};
   }
+  DEEP_EP_DEVICE std::size_t counts_bytes() const { return counts_bytes_; }
 
  private:
   static constexpr int kFetchedSlots = 32;  ///< few bytes are enough under way
@@ -175,16 +171,13 @@ class ControlWindow {
     std::uint64_t signal;
   };
 
-  DEEP_EP_HOST_DEVICE SourceCounts counts_at(Carver carver, int ranks) const {
-    return {carver, width_, ranks * max_local_experts_};
-  }
-  DEEP_EP_DEVICE Place<std::byte> rail_counts(int at) const {
-    return {rail_counts_ + static_cast<std::size_t>(at) * rail_counts_bytes_};
+  DEEP_EP_DEVICE Place<std::byte> counts_at(std::uint64_t table, int rank) const {
+    return {counts_ + (table * static_cast<std::size_t>(num_ranks_) + static_cast<std::size_t>(rank)) * counts_bytes_};
   }
 
   int num_ranks_ = 0, nodes_ = 0, width_ = 0, max_local_experts_ = 0, max_window_tokens_ = 0;
   std::size_t mailboxes_ = 0, signals_ = 0, counts_ = 0, counts_bytes_ = 0, few_selections_ = 0, bytes_ = 0;
-  std::size_t rail_words_ = 0, landed_ = 0, rail_counts_ = 0, rail_counts_bytes_ = 0;
+  std::size_t rail_words_ = 0, landed_ = 0;
   RingWords fetched_rows_{}, pushed_rows_{};
 };
 

@@ -17,7 +17,6 @@ namespace deep_ep {
 struct KernelState {
   CallCounter notify, dispatch, combine, barrier, load_balance;
   CallCounter transfer;              ///< between nodes: dispatches and combines, which share the rings
-  std::uint32_t ticket;              ///< of blocks that have arrived; the last to arrive sets it back to zero
   std::uint64_t selections_counted;  ///< see NumberingParams
   // The next token, part of one, or piece of an expert that a warp may take; zero between calls. SMs differ in speed:
   // if these were shared out beforehand, the call would be as slow as the slowest.

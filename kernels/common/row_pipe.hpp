@@ -40,8 +40,9 @@ struct RowPipe {
     mbarrier::fence_init();
   }
 
-  /// Begins to load a piece. At most one more may be under way.
-  DEEP_EP_DEVICE void load(const std::byte* from, std::uint32_t bytes) {
+  /// Begins to load a row: all of it, or its first piece. At most one more piece may be under way.
+  DEEP_EP_DEVICE void begin(const std::byte* row, std::uint32_t row_bytes) {
+    const std::uint32_t bytes = row_bytes < stage_bytes ? row_bytes : stage_bytes;
     // Every lane that stored from this stage must have seen its stores read it: all but the latest stages - 2, or - 1
     // where nothing is under way.
     bulk::wait_read(stages - 1 - static_cast<int>(loaded - stored));
@@ -49,7 +50,7 @@ struct RowPipe {
     if (lane_index() == 0) {
       Mbarrier& barrier = barriers[stage_of(loaded)];
       mbarrier::arrive_expect_bytes(barrier, bytes);
-      bulk::load(memory_of(loaded), from, bytes, barrier);
+      bulk::load(memory_of(loaded), row, bytes, barrier);
     }
     ++loaded;
   }
@@ -65,10 +66,6 @@ struct RowPipe {
     ++stored;
   }
 
-  /// Begins to load a row: all of it, or its first piece.
-  DEEP_EP_DEVICE void begin(const std::byte* row, std::uint32_t bytes) {
-    load(row, bytes < stage_bytes ? bytes : stage_bytes);
-  }
   /// Begins to store the row at `row()`, which begin() loads, like store(). While a piece is stored the next one loads,
   /// behind the last one the first of the row at `next()`. Either may be nullptr: there is none. Calls `meanwhile()`
   /// before it waits, and returns false at once where that does.

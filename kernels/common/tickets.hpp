@@ -61,11 +61,11 @@ struct Turns {
   DEEP_EP_DEVICE std::uint32_t draw_piece() const { return lane_index() == 0 ? count_up(drawn) : 0; }
 };
 
-/// last_to_arrive for `blocks` whole blocks: all threads of the block take part and get the same answer.
+/// last_to_arrive for all blocks: all threads of the block take part and get the same answer.
 template <Scope S = Scope::system>
-DEEP_EP_DEVICE bool last_block_to_arrive(std::uint32_t* ticket, int blocks = grid_blocks()) {
+DEEP_EP_DEVICE bool last_block_to_arrive(std::uint32_t* ticket) {
   block::sync();  // the block's work is done
-  const bool last = thread_index() == 0 && last_to_arrive<S>(ticket, static_cast<std::uint32_t>(blocks));
+  const bool last = thread_index() == 0 && last_to_arrive<S>(ticket, static_cast<std::uint32_t>(grid_blocks()));
   return !block::all(!last);
 }
 

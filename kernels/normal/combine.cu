@@ -181,11 +181,11 @@ struct Combine : Transfer {
     }
     return true;
   }
-  /// Stages this warp's rows, which are every `parts`th one of each node: so the first chunks are whole soon. False
-  /// after a fault.
-  DEEP_EP_DEVICE bool second(int part, int parts) const {
+  /// Stages this warp's rows, every so manieth one of each node: so the first chunks are whole soon. False after a
+  /// fault.
+  DEEP_EP_DEVICE bool second(int warp) const {
     return serve(
-        grid().others(), policy(), shared.next + warp_index() * grid().others(), part, parts,
+        grid().others(), warp, transfer.second_warps,
         [&](int number) { return transfer.counts.to_node[grid().other(number)]; },
         [&](int number, int row) { return missing(number, row); },
         [&](int number, int row) { return stage(number, row); });
@@ -296,7 +296,7 @@ struct Combine : Transfer {
     std::uint32_t* const drawn_parts = &transfer.common.state->next_piece;
     const int warps = grid_blocks() * transfer.first_warps;
     Turns turns = helps ? Turns::of_late_warp(drawn_parts, end, warps)
-                        : Turns::of_warp(drawn_parts, end, warps, warp_index() * grid_blocks() + block_index());
+                        : Turns::of_warp(drawn_parts, end, warps, number_in_grid(warp_index()));
     std::int32_t place = place_of(turns.turn);
     while (!turns.over()) {
       // Nobody looks at these two before this part is done.
@@ -350,8 +350,7 @@ struct Combine : Transfer {
   /// Pushes this warp's rows of each ring. False after a fault.
   DEEP_EP_DEVICE bool local(int warp) const {
     return serve(
-        local_rings(), policy(), shared.local_next + warp * local_rings(), warp * grid_blocks() + block_index(),
-        transfer.local_warps * grid_blocks(), [&](int number) { return shared.local_rows[number]; },
+        local_rings(), warp, transfer.local_warps, [&](int number) { return shared.local_rows[number]; },
         [&](int number, std::int32_t n) { return ring_by(number).room(n).missing(); },
         [&](int number, std::int32_t n) { return push(number, n); });
   }
@@ -368,7 +367,7 @@ DEEP_EP_DEVICE void combine_body(const CombineParams& params, std::byte* memory)
   const RowsWithPeer with_first(transfer, grid.first_of_node(), thread_index() < grid.width ? thread_index() : 0,
                                 grid.index());
   const Call call = Call::begin(kRails ? common.state->transfer : common.state->combine, common.wait);
-  Combine<kRails> combine{{transfer, call.epoch}, params, shared, with_first};
+  Combine<kRails> combine{{transfer, call.epoch, shared.next_of_warp()}, params, shared, with_first};
   transfer_rows<kRails>(combine, call, {common, Wanted::combine_addresses, MeetingKind::combine, call.epoch});
 }
 

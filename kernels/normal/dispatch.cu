@@ -289,8 +289,8 @@ struct Dispatch : Transfer {
   // A warp takes its tokens in order, and a ring's chunks are freed in order. So some warp is at the oldest token that
   // is not stored, and finds room, whatever the others wait for.
 
-  /// Of this warp among those of all blocks: also its first token.
-  DEEP_EP_DEVICE static int own_number() { return warp_index() * grid_blocks() + block_index(); }
+  /// Also the warp's first token.
+  DEEP_EP_DEVICE static int own_number() { return number_in_grid(warp_index()); }
   DEEP_EP_DEVICE OwnRow token_row(int token) const {
     const TokenRow<kRails> row{&params, token};
     return token < transfer.num_tokens ? hold(row) : OwnRow{row};
@@ -386,10 +386,10 @@ struct Dispatch : Transfer {
     return true;
   }
 
-  /// Forwards this warp's rows, every `parts`th one of each node. False after a fault.
-  DEEP_EP_DEVICE bool second(int part, int parts) {
+  /// Forwards this warp's rows, a share of each node's. False after a fault.
+  DEEP_EP_DEVICE bool second(int warp) {
     const bool good = serve(
-        grid().others(), policy(), shared.next + warp_index() * grid().others(), part, parts,
+        grid().others(), warp, transfer.second_warps,
         [&](int number) { return transfer.counts.from_node[grid().other(number)]; },
         [&](int number, int at) { return landed(number, at).missing(); },
         [&](int number, int at) { return forward(number, at); });
@@ -430,8 +430,7 @@ struct Dispatch : Transfer {
   /// Fetches this warp's rows of each writer. False after a fault.
   DEEP_EP_DEVICE bool local(int warp) const {
     return serve(
-        grid().width, policy(), shared.local_next + warp * grid().width, warp * grid_blocks() + block_index(),
-        transfer.local_warps * grid_blocks(), [&](int writer) { return shared.local_rows[writer]; },
+        grid().width, warp, transfer.local_warps, [&](int writer) { return shared.local_rows[writer]; },
         [&](int writer, std::int32_t n) { return ring(writer).row(n).missing(); },
         [&](int writer, std::int32_t n) { return fetch(writer, n); });
   }
@@ -499,7 +498,8 @@ DEEP_EP_DEVICE void dispatch_body(const DispatchParams& params, std::byte* memor
   const Call call = Call::begin(kRails ? common.state->transfer : common.state->dispatch, common.wait);
   decltype(auto) grid = grid_of<kRails>(common);
   const std::int64_t received = call.begun ? transfer.end_of(grid.num_ranks - 1, grid.index()) : 0;
-  Dispatch<kRails> dispatch{{transfer, call.epoch}, params, shared, shared.pipes.pipe(warp_index()), received};
+  Dispatch<kRails> dispatch{
+      {transfer, call.epoch, shared.next_of_warp()}, params, shared, shared.pipes.pipe(warp_index()), received};
   transfer_rows<kRails>(dispatch, call, {common, Wanted::dispatch_addresses, MeetingKind::dispatch, call.epoch});
 }
 

@@ -48,9 +48,7 @@ enum class InternodeChannel : int { rows, credit, count };
 
 /// This rank's state of a place in the rings of another node.
 struct ChunkState {
-  /// Rings::through() of the chunk that was last sent from the place, which is free again, and whose word at the rail,
-  /// if it has one, has this value.
-  std::uint64_t sent;
+  std::uint64_t sent;  ///< Rings::through() of the chunk that was last sent from the place, which is free again
   // Rows of a chunk that are staged, and rows of a landed chunk that are read. Set back to zero when the chunk has been
   // sent, or when credit is given for it.
   std::uint32_t staged, read;
@@ -59,8 +57,7 @@ struct ChunkState {
 /// This rank's state of its rail in another node.
 struct alignas(kLine) RailState {
   /// The words at the rail, once all that was posted has arrived.
-  std::uint64_t notified, head, shape[kMostInternodeLanes];
-  std::uint64_t landed;      ///< of a lane alone
+  std::uint64_t notified, head, shape[kMostInternodeLanes], landed[Rings::kMostChunks];
   std::uint32_t next_chunk;  ///< that a lane takes; zero between calls
   ChunkState chunks[Rings::kMostChunks];
 };
@@ -156,31 +153,31 @@ struct TransferParams {
 struct RailPairs {
   static constexpr int kMostUnderWay = 32;
 
-  RdmaQueuePair channel[static_cast<int>(InternodeChannel::count)];
+  RdmaQueuePair rows, credit;
   std::int32_t under_way[kMostUnderWay];  ///< of several lanes: place n is that of the lane's chunk n
-
-  DEEP_EP_DEVICE const RdmaQueuePair& operator[](InternodeChannel at) const { return channel[static_cast<int>(at)]; }
 };
 
 /// Shared memory of a block that moves rows. `Rank`: what the block knows of a rank of its node.
 template <class Rank>
 struct TransferShared {
   Rank* ranks;               ///< [width]
-  std::int32_t* next;        ///< [moving warps][other nodes]
-  RailPairs* pairs;          ///< [lanes of rails that the block posts to]
   std::int32_t* local_rows;  ///< [local rings]: rows of this rank in each, if other ranks do not reach them
-  std::int32_t* local_next;  ///< [local warps][local rings]
+  int served;                ///< other nodes, or local rings if these are more
+  std::int32_t* next;        ///< [moving and local warps][served]
+  RailPairs* pairs;          ///< [lanes of rails that the block posts to]
   std::size_t bytes;
 
-  DEEP_EP_HOST_DEVICE TransferShared(Carver& carver, const TransferParams& params, int blocks, int local_rings)
-      : ranks(carver.take<Rank>(static_cast<std::size_t>(params.common.grid.width), kLine)),
-        next(carver.take<std::int32_t>(static_cast<std::size_t>(params.moving_warps() * params.common.grid.others()))),
-        pairs(carver.take<RailPairs>(
-            static_cast<std::size_t>((params.common.grid.others() * params.common.lanes + blocks - 1) / blocks),
-            kLine)),
-        local_rows(carver.take<std::int32_t>(static_cast<std::size_t>(params.local_warps == 0 ? 0 : local_rings))),
-        local_next(carver.take<std::int32_t>(static_cast<std::size_t>(params.local_warps * local_rings))),
-        bytes(carver.bytes()) {}
+  DEEP_EP_HOST_DEVICE TransferShared(Carver& carver, const TransferParams& params, int blocks, int most_local_rings)
+      : ranks(carver.take<Rank>(static_cast<std::size_t>(params.common.grid.width), kLine)) {
+    const int local_rings = params.local_warps == 0 ? 0 : most_local_rings, others = params.common.grid.others();
+    local_rows = carver.take<std::int32_t>(static_cast<std::size_t>(local_rings));
+    served = others < local_rings ? local_rings : others;
+    next = carver.take<std::int32_t>(static_cast<std::size_t>((params.moving_warps() + params.local_warps) * served));
+    pairs =
+        carver.take<RailPairs>(static_cast<std::size_t>((others * params.common.lanes + blocks - 1) / blocks), kLine);
+    bytes = carver.bytes();
+  }
+  DEEP_EP_DEVICE std::int32_t* next_of_warp() const { return next + device::warp_index() * served; }
 };
 
 /// The memory for rows at one rank of this node.

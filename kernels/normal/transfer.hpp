@@ -29,62 +29,6 @@ struct AwaitedWord {
   }
 };
 
-/// By a whole warp, which has its share of every node's parts and takes any that it can work on: to wait for one node
-/// would hold up the others, and in a circle of nodes all of them. False after a fault.
-///   next                    a word for each node (or whatever else has parts), of the warp
-///   first, step             the warp works on parts first, first + step and so on of each, in their order
-///   parts(number)           how many there are
-///   missing(number, part)   the AwaitedWord that the part still waits for, which is put on record if it is late
-///   work(number, part)      false after a fault
-template <class Policy, class Parts, class Missing, class Work>
-DEEP_EP_DEVICE bool serve(int others, const Policy& policy, std::int32_t* next, int first, int step, Parts parts,
-                          Missing missing, Work work) {
-  // A lane looks after the nodes of its index and multiples of 32 behind.
-  for (int number = lane_index(); number < others; number += kWarpSize) next[number] = first;
-  int group = 0;  // of 32 nodes
-  int turn = 0;   // where in it the warp looks first: no node is served twice in a row while others wait
-  for (;;) {
-    std::uint32_t found = 0;
-    bool left = true;
-    const auto some = [&](Poll&) {
-      left = false;
-      for (int groups = 0; groups < others; groups += kWarpSize) {
-        group = group + kWarpSize < others ? group + kWarpSize : 0;
-        const int number = group + lane_index();
-        const bool wants = number < others && next[number] < parts(number);
-        found = warp::ballot(wants && missing(number, next[number]).word == nullptr);
-        left = warp::any(wants) || left;
-        if (found != 0) return true;
-      }
-      return !left;
-    };
-    const auto gives_up = [&](const Poll& poll) {
-      // A warp that left without a record would leave the others waiting.
-      const bool over = warp::any(policy.called_off({}));
-      if (over) return true;
-      if (!warp::any(may_be_late(poll.begin))) return false;
-      bool reported = false;
-      for (int number = lane_index(); number < others; number += kWarpSize) {
-        if (next[number] >= parts(number)) continue;
-        const AwaitedWord part = missing(number, next[number]);
-        if (part.word == nullptr) continue;
-        reported = policy.ends(part.awaited, poll.begin, load_relaxed<Scope::system>(part.word)) || reported;
-      }
-      return warp::any(reported);
-    };
-    if (!poll_until(some, gives_up)) return false;
-    if (found == 0) return true;
-    const std::uint32_t behind = found & ~((1u << turn) - 1);
-    const int lane = lowest_bit(behind != 0 ? behind : found);
-    turn = (lane + 1) % kWarpSize;
-    const int number = group + lane;
-    warp::sync();  // what the lane acquired, the others may use
-    const std::int32_t part = warp::shuffle(lane == lane_index() ? next[number] : 0, lane);
-    if (lane == lane_index()) next[number] += step;
-    if (!work(number, part)) return false;
-  }
-}
-
 // A local ring: rows of a call, numbered from 0, pass from one rank of a node to another.
 //
 //   writer                                     reader
@@ -151,6 +95,7 @@ struct TokenRing {
 struct Transfer {
   const TransferParams& transfer;
   std::uint64_t epoch;
+  std::int32_t* next_part;  ///< of the warp, shared: a word for each node or ring that it serves
 
   DEEP_EP_DEVICE ReportLate policy() const { return {transfer.common.wait}; }
   DEEP_EP_DEVICE const Rings& rings() const { return transfer.rings; }
@@ -158,17 +103,72 @@ struct Transfer {
   DEEP_EP_DEVICE std::byte* own_heap() const { return transfer.common.own_heap(); }
   /// As rails count calls: from 0.
   DEEP_EP_DEVICE std::uint64_t call() const { return epoch - 1; }
+  /// The number of a warp among the same ones of all blocks.
+  DEEP_EP_DEVICE static int number_in_grid(int warp) { return warp * grid_blocks() + block_index(); }
+
+  /// By a whole warp, which has its share of every node's parts and takes any that it can work on: to wait for one node
+  /// would hold up the others, and in a circle of nodes all of them. False after a fault.
+  ///   warp, warps             of a block's warps that do this: each works on every so manieth part of each node (or
+  ///                           whatever else has parts), in their order
+  ///   parts(number)           how many there are
+  ///   missing(number, part)   the AwaitedWord that the part still waits for, which is put on record if it is late
+  ///   work(number, part)      false after a fault
+  template <class Parts, class Missing, class Work>
+  DEEP_EP_DEVICE bool serve(int others, int warp, int warps, Parts parts, Missing missing, Work work) const {
+    // A lane looks after the nodes of its index and multiples of 32 behind.
+    for (int number = lane_index(); number < others; number += kWarpSize) next_part[number] = number_in_grid(warp);
+    int group = 0;  // of 32 nodes
+    int turn = 0;   // where in it the warp looks first: no node is served twice in a row while others wait
+    for (;;) {
+      std::uint32_t found = 0;
+      bool left = true;
+      const auto some = [&](Poll&) {
+        left = false;
+        for (int groups = 0; groups < others; groups += kWarpSize) {
+          group = group + kWarpSize < others ? group + kWarpSize : 0;
+          const int number = group + lane_index();
+          const bool wants = number < others && next_part[number] < parts(number);
+          found = warp::ballot(wants && missing(number, next_part[number]).word == nullptr);
+          left = warp::any(wants) || left;
+          if (found != 0) return true;
+        }
+        return !left;
+      };
+      const auto gives_up = [&](const Poll& poll) {
+        // A warp that left without a record would leave the others waiting.
+        const bool over = warp::any(policy().called_off({}));
+        if (over) return true;
+        if (!warp::any(may_be_late(poll.begin))) return false;
+        bool reported = false;
+        for (int number = lane_index(); number < others; number += kWarpSize) {
+          if (next_part[number] >= parts(number)) continue;
+          const AwaitedWord part = missing(number, next_part[number]);
+          if (part.word == nullptr) continue;
+          reported = policy().ends(part.awaited, poll.begin, load_relaxed<Scope::system>(part.word)) || reported;
+        }
+        return warp::any(reported);
+      };
+      if (!poll_until(some, gives_up)) return false;
+      if (found == 0) return true;
+      const std::uint32_t behind = found & ~((1u << turn) - 1);
+      const int lane = lowest_bit(behind != 0 ? behind : found);
+      turn = (lane + 1) % kWarpSize;
+      const int number = group + lane;
+      warp::sync();  // what the lane acquired, the others may use
+      const std::int32_t part = warp::shuffle(lane == lane_index() ? next_part[number] : 0, lane);
+      if (lane == lane_index()) next_part[number] += warps * grid_blocks();
+      if (!work(number, part)) return false;
+    }
+  }
 
   /// Which of a rail's words says that the chunk has landed. A lane alone brings chunks in their order, and one word
   /// tells of all of them: a NIC may have several additions to it under way.
-  DEEP_EP_DEVICE Place<std::uint64_t> landed_word(int node, int chunk) const {
-    return transfer.common.control.landed(node, transfer.common.lanes == 1 ? 0 : chunk % rings().chunks);
-  }
+  DEEP_EP_DEVICE int landed_word(int chunk) const { return transfer.common.lanes == 1 ? 0 : chunk % rings().chunks; }
   /// The word that says that the chunk of row `row` from a node has landed.
   DEEP_EP_DEVICE AwaitedWord landed(int number, int row) const {
     const int node = nodes().other(number), chunk = rings().chunk_of(row);
     return {{nodes().rail_in(node), Wanted::internode_rows, Rings::through(call(), chunk)},
-            landed_word(node, chunk).in(own_heap())};
+            transfer.common.control.landed(node, landed_word(chunk)).in(own_heap())};
   }
   /// The word that says that a chunk may be staged for a node. The poster, which raises it, knows for which rank it
   /// waits.
@@ -347,24 +347,16 @@ class RailPoster : Transfer {
   /// Rings now and then: a doorbell takes as long as a chunk, and a chunk that waits for the next ones comes late.
   DEEP_EP_DEVICE bool post_chunk() {
     if (posted_ - sent_ == most_under_way_) return false;
-    // The word's value so far. It is loaded while the chunk is awaited, or known from the chunk that had the place.
-    const std::uint64_t before = is_alone()                ? state_.landed
-                                 : chunk_ < rings().chunks ? load_relaxed<Scope::gpu>(&state_of(chunk_).sent)
-                                                           : Rings::through(call(), chunk_ - rings().chunks);
     // Room first: it is there long before the rows are, and is looked for once.
     if (chunk_ >= chunks_out_ || !has_room() || !is_staged()) return false;
-    const int row = chunk_ * rings().chunk_rows;
-    const std::uint64_t through = Rings::through(call(), chunk_);
+    const int row = chunk_ * rings().chunk_rows, word = landed_word(chunk_);
     if (!rows_.put(rings().landing(nodes().number_at(node_), row).offset, rings().staging(number_, row).offset,
                    rings().rows_in(chunk_, rows_out_) * rings().slot_bytes) ||
-        !rows_.signal_add(landed_word(nodes().node(), chunk_).offset, through - before)) {
+        !rows_.signal(transfer.common.control.landed(nodes().node(), word), state_.landed[word],
+                      Rings::through(call(), chunk_))) {
       return false;
     }
-    if (is_alone()) {
-      state_.landed = through;
-    } else {
-      pairs_.under_way[posted_ % RailPairs::kMostUnderWay] = chunk_;
-    }
+    if (!is_alone()) pairs_.under_way[posted_ % RailPairs::kMostUnderWay] = chunk_;
     ++posted_;
     chunk_ = take_chunk();
     const bool busy = posted_ - sent_ > 2;  // the NIC has something to do, as far as is known
@@ -421,8 +413,8 @@ class RailPoster : Transfer {
   const std::uint64_t last_credit_ = rows_in_ == 0 ? 0 : rings().room_for(call(), chunks_in_ - 1);
   std::uint64_t head_ = Progress::at(call());  ///< credit that the rail has got
   std::uint64_t seen_head_ = 0;                ///< credit that the rail has given, as last looked at
-  rdma::PortChannel<OneThread> rows_{pairs_[InternodeChannel::rows], transfer.common.wait};
-  rdma::PortChannel<OneThread> credit_{pairs_[InternodeChannel::credit], transfer.common.wait};
+  rdma::PortChannel<OneThread> rows_{pairs_.rows, transfer.common.wait};
+  rdma::PortChannel<OneThread> credit_{pairs_.credit, transfer.common.wait};
   std::uint64_t first_entry_ = 0;  ///< of the chunks
   int chunk_ = 0;                  ///< that it has taken, to be posted next
   int posted_ = 0;                 ///< chunks of the lane
@@ -445,10 +437,11 @@ DEEP_EP_DEVICE bool post_all(const Transfer& call, int poster_warp, RailPairs* p
   const int number = served % common.grid.others();
   const int lane = served / common.grid.others();
   RailPairs* const own = pairs + poster_warp * kWarpSize + (mine ? lane_index() : 0);
-  for (int channel = 0; mine && channel < static_cast<int>(InternodeChannel::count); ++channel) {
+  if (mine) {
+    const int node = common.grid.other(number);
+    own->rows = common.queue_pair(InternodeChannel::rows, node, lane);
     // One lane gives credit. In the others their own queue pair takes that place, and is not looked at there.
-    const auto which = lane == 0 ? static_cast<InternodeChannel>(channel) : InternodeChannel::rows;
-    own->channel[channel] = common.queue_pair(which, common.grid.other(number), lane);
+    own->credit = lane == 0 ? common.queue_pair(InternodeChannel::credit, node) : own->rows;
   }
   warp::sync();
   // (A thread without a lane only looks on.)
@@ -509,8 +502,8 @@ DEEP_EP_DEVICE void end_together(const Transfer& call, IntranodeSignal signal, W
 ///   prepare()            while messages are under way
 ///   learn(index)         waits for the message of such a rank. False after a fault
 ///   met(good)            when the block has learnt of all, or not. Returns the same in all threads
-///   first(helps), second(part, parts), local(warp)   roles of warps: see TransferParams; false after a fault. A local
-///                        warp that has done its work helps those of the first role
+///   first(helps), second(warp), local(warp)   roles of warps: see TransferParams; false after a fault. A local warp
+///                        that has done its work helps those of the first role
 ///   finish()             by the last block, when all ranks of this node have ended the call
 template <bool kRails, class Work>
 DEEP_EP_DEVICE void transfer_rows(Work& work, const Call& call, const Meeting& meeting) {
@@ -531,10 +524,9 @@ DEEP_EP_DEVICE void transfer_rows(Work& work, const Call& call, const Meeting& m
     const int second_warp = warp_index() - params.first_warps, local_warp = warp_index() - params.moving_warps();
     const auto first = [&] { return (second_warp < 0 || work.local(local_warp)) && work.first(second_warp >= 0); };
     if constexpr (kRails) {
-      good = local_warp >= params.local_warps ? post_all(work, local_warp - params.local_warps, work.shared.pairs)
-             : second_warp < 0 || local_warp >= 0
-                 ? first()
-                 : work.second(second_warp * grid_blocks() + block_index(), params.second_warps * grid_blocks());
+      good = local_warp >= params.local_warps     ? post_all(work, local_warp - params.local_warps, work.shared.pairs)
+             : second_warp < 0 || local_warp >= 0 ? first()
+                                                  : work.second(second_warp);
     } else {
       good = first();
     }

@@ -70,7 +70,7 @@ class Mover {
     const bool aligned = (to | from | piece.bytes) % 16 == 0;
     if (aligned && piece.bytes >= kFewestBulkBytes) {
       if (lane_index() == static_cast<int>(pipe_.loaded % kWarpSize)) copying_ = number_;
-      pipe_.load(piece.from, piece.bytes);
+      pipe_.begin(piece.from, piece.bytes);
     } else {
       if (aligned) {
         copy_row(piece.to, piece.from, piece.bytes);

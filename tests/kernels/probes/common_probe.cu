@@ -36,8 +36,11 @@ DEEP_EP_DEVICE void call_probe(const probes::CallParams& p, std::byte*) {
 
 DEEP_EP_DEVICE void serve_probe(const probes::ServeParams& p, std::byte* shared) {
   const NodeGrid grid{.rank = 0, .num_ranks = 3, .width = {}};  // each rank is a node
-  const bool good = normal::serve(
-      grid.others(), ReportLate{p.wait}, reinterpret_cast<std::int32_t*>(shared), 0, 1, [](int) { return 1; },
+  TransferParams params{};
+  params.common.wait = p.wait;
+  const normal::Transfer transfer{params, 1, reinterpret_cast<std::int32_t*>(shared)};
+  const bool good = transfer.serve(
+      grid.others(), 0, 1, [](int) { return 1; },
       [&](int number, int) {
         return normal::AwaitedWord{{grid.other(number), Wanted::internode_rows, 1}, p.never};
       },

@@ -188,7 +188,7 @@ struct Dispatch : Transfer {
     return place >= 0 && (is_node(destination) || place < shared.ranks[destination].reachable);
   }
   DEEP_EP_DEVICE bool goes_by_ring(int index, std::int32_t place) const {
-    return place >= shared.ranks[index].reachable && place < shared.ranks[index].capacity;
+    return index < grid().width && place >= shared.ranks[index].reachable && place < shared.ranks[index].capacity;
   }
   template <class Row>
   DEEP_EP_DEVICE HeldRow<Row> hold(const Row& row) const {
@@ -215,12 +215,18 @@ struct Dispatch : Transfer {
     }
   }
 
-  /// By the whole warp: what travels beside the row.
+  /// By the whole warp: stores what travels beside the row, and where it goes by a local ring all of it. False after a
+  /// fault.
+  ///
+  /// A warp takes a number in a ring only when it has stored what it took before, so the oldest number not stored waits
+  /// for nothing but the receiver, which takes rows as they come.
   template <class Row>
-  DEEP_EP_DEVICE void store_sidecars(const HeldRow<Row>& held) const {
+  DEEP_EP_DEVICE bool store_sidecars(const HeldRow<Row>& held) const {
     for (int first = 0; first < destinations(held.row); first += kWarpSize) {
-      const std::int32_t mine = first == 0 ? held.place : place_at(held.row, first + lane_index());
-      for (std::uint32_t left = warp::ballot(is_stored(first + lane_index(), mine)); left != 0; left &= left - 1) {
+      const int own = first + lane_index();
+      const std::int32_t mine = first == 0 ? held.place : place_at(held.row, own);
+      const bool wanted = is_stored(own, mine) || (by_rings && goes_by_ring(own, mine));
+      for (std::uint32_t left = warp::ballot(wanted); left != 0; left &= left - 1) {
         const int destination = first + lowest_bit(left);
         const std::int32_t place = warp::shuffle(mine, lowest_bit(left));
         if constexpr (kRails && Row::kOurs) {
@@ -231,31 +237,19 @@ struct Dispatch : Transfer {
             continue;
           }
         }
+        if (by_rings && goes_by_ring(destination, place)) {
+          const TokenRing ring{transfer, epoch, grid().first_of_node() + destination, destination, grid().index()};
+          const auto n = static_cast<std::int32_t>(take_next(transfer.common.state->local_tickets + destination));
+          if (!ring.acquire(n)) return false;
+          bulk::fence_global();  // bulk stores come behind what the warp has acquired
+          copy_row(ring.slot_there(n), held.row.x(), params.rows.row_bytes);
+          held.pack(params, {ring.slot_there(n), params.rows}, [&](int at) { return place_at(held.row, at); });
+          ring.publish(n);
+          continue;
+        }
         // A copy: the original is in shared memory, and for all the compiler knows each store here changes it.
         const RowTargets rows = shared.ranks[destination].rows;
         held.store(params, rows.row(params.rows, place), grid().first_of_node() + destination);
-      }
-    }
-  }
-
-  /// By the whole warp: stores the row in the local rings that it goes by. False after a fault.
-  ///
-  /// A warp takes a number only when it has stored what it took before, so the oldest number not stored waits for
-  /// nothing but the receiver, which takes rows as they come.
-  template <class Row>
-  DEEP_EP_DEVICE bool store_in_rings(const HeldRow<Row>& held) const {
-    for (int first = 0; first < grid().width; first += kWarpSize) {
-      const int index = first + lane_index();
-      const bool mine = index < grid().width && goes_by_ring(index, place_at(held.row, index));
-      for (std::uint32_t left = warp::ballot(mine); left != 0; left &= left - 1) {
-        const int to = first + lowest_bit(left);
-        const TokenRing ring{transfer, epoch, grid().first_of_node() + to, to, grid().index()};
-        const auto n = static_cast<std::int32_t>(take_next(transfer.common.state->local_tickets + to));
-        if (!ring.acquire(n)) return false;
-        bulk::fence_global();  // bulk stores come behind what the warp has acquired
-        copy_row(ring.slot_there(n), held.row.x(), params.rows.row_bytes);
-        held.pack(params, {ring.slot_there(n), params.rows}, [&](int at) { return place_at(held.row, at); });
-        ring.publish(n);
       }
     }
     return true;
@@ -267,9 +261,7 @@ struct Dispatch : Transfer {
   DEEP_EP_DEVICE bool spread(HeldRow<Row>& held, Next next, MayStore may_store) {
     const auto find_places = [&] {
       held.place = place_of(held.row, lane_index(), held.place);
-      if (!may_store() || (by_rings && !store_in_rings(held))) return false;
-      if (has_sidecars()) store_sidecars(held);
-      return true;
+      return may_store() && (!(has_sidecars() || by_rings) || store_sidecars(held));
     };
     const auto to_each = [&](auto store) {
       for_each(held, [&](int destination, std::int32_t place) {

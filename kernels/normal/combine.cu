@@ -84,7 +84,6 @@ struct Combine : Transfer {
     shared.ranks[index] = {.x = peer == grid().rank ? params.x : heap + theirs.x,
                            .topk_weights = reinterpret_cast<const float*>(heap + theirs.topk_weights),
                            .num_rows = theirs.num_rows,
-                           .first_row = rows.first_row,
                            .our_rows = (end < theirs.num_rows ? end : theirs.num_rows) - rows.first_row,
                            .pushed = peer != grid().rank && theirs.pulled == 0};
     return true;
@@ -104,9 +103,8 @@ struct Combine : Transfer {
   // Rows that the ranks of this node hold of tokens of this rank, or of its rail in another node: row `n` that rank
   // `index` has of the tokens of our rail in `node`; -1: none.
 
-  DEEP_EP_DEVICE bool is_ours(int node) const { return !kRails || node == grid().node(); }
   DEEP_EP_DEVICE std::int32_t row_of(int index, int node, std::int32_t n) const {
-    return n + (is_ours(node) ? shared.ranks[index].first_row : transfer.first_row_of(grid().rail_in(node), index));
+    return n + shared.first_rows[node * grid().width + index];
   }
   DEEP_EP_DEVICE bool is_held(int index, int node, std::int32_t n) const {
     return n >= 0 && row_of(index, node, n) < shared.ranks[index].num_rows;

@@ -46,6 +46,7 @@ struct TokenRow {
     return params->topk_weights == nullptr ? 0.0f : load_stream(params->topk_weights + selection_at(at));
   }
   DEEP_EP_DEVICE std::int32_t src_idx() const { return token; }
+  DEEP_EP_DEVICE int node() const { return kRails ? params->transfer.common.grid.node() : 0; }
   /// Its number among our rows at rank `index` of node `node`; -1: not wanted.
   DEEP_EP_DEVICE std::int32_t number_at(int node, int index) const {
     const int rank = kRails ? node * params->transfer.common.grid.width + index : index;
@@ -63,7 +64,7 @@ struct SlotRow {
   static constexpr bool kOurs = false;
 
   PackedRow slot;
-  int source;  ///< that it came from by the network
+  int from_node;  ///< by the network
 
   DEEP_EP_DEVICE const std::byte* x() const { return slot.at; }
   DEEP_EP_DEVICE std::uint32_t scale(int at) const { return load_weak(slot.scales() + at); }
@@ -71,6 +72,7 @@ struct SlotRow {
   DEEP_EP_DEVICE static int expert(std::int32_t selected) { return selected; }
   DEEP_EP_DEVICE float weight(int at) const { return load_weak(slot.weights() + at); }
   DEEP_EP_DEVICE std::int32_t src_idx() const { return load_weak(slot.src_idx()); }
+  DEEP_EP_DEVICE int node() const { return from_node; }
   DEEP_EP_DEVICE std::int32_t number_at(int, int index) const { return load_weak(slot.places() + index); }
 };
 
@@ -171,13 +173,8 @@ struct Dispatch : Transfer {
   }
   template <class Row>
   DEEP_EP_DEVICE std::int32_t place_of(const Row& row, int destination, std::int32_t number) const {
-    if (is_node(destination)) return number;
-    if (destination >= grid().width) return -1;
-    if constexpr (Row::kOurs) {
-      return number < 0 ? -1 : number + shared.ranks[destination].first_row;
-    } else {
-      return number < 0 ? -1 : number + transfer.first_row_of(row.source, destination);
-    }
+    if (number < 0 || is_node(destination)) return number;
+    return number + shared.first_rows[row.node() * grid().width + destination];
   }
   template <class Row>
   DEEP_EP_DEVICE std::int32_t place_at(const Row& row, int destination) const {
@@ -367,7 +364,7 @@ struct Dispatch : Transfer {
     if (!warp::agree(shapes_agree(expected_shape(number), theirs))) {
       pipe.drop();
     } else {
-      HeldRow held = hold(SlotRow{slot(number, at), grid().rail_in(grid().other(number))});
+      HeldRow held = hold(SlotRow{slot(number, at), grid().other(number)});
       note_places(held.row, relayed(transfer.counts.from_node, number, at));
       const auto no_row = []() -> const std::byte* { return nullptr; };
       if (!spread(held, no_row, [] { return true; })) return false;
@@ -447,11 +444,9 @@ struct Dispatch : Transfer {
   }
   DEEP_EP_DEVICE bool learn(const Meeting& meeting, int index) {
     const int peer = grid().first_of_node() + index;
-    const std::int32_t first = transfer.first_row_of(grid().rank, index);  // is here before the addresses are
     DispatchAddresses theirs;
     if (!meeting.hear(peer, theirs) || !meeting.agrees(ours(index).agreed, theirs.agreed, peer)) return false;
     shared.ranks[index] = {.rows = theirs.rows.seen_from(transfer.common.heaps[peer], nullptr),
-                           .first_row = first,
                            .capacity = theirs.capacity,
                            .reachable = theirs.by_ring != 0 ? 0 : theirs.capacity};
     by_rings = by_rings || theirs.by_ring != 0;

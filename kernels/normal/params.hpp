@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 
 #include "kernels/common/call.hpp"
 #include "kernels/common/faults.hpp"
@@ -161,15 +162,18 @@ struct RailPairs {
 template <class Rank>
 struct TransferShared {
   Rank* ranks;               ///< [width]
+  std::int32_t* first_rows;  ///< [nodes, width]: of the rows of a rank of this node, the first of our rail in a node
   std::int32_t* local_rows;  ///< [local rings]: rows of this rank in each, if other ranks do not reach them
   int served;                ///< other nodes, or local rings if these are more
   std::int32_t* next;        ///< [moving and local warps][served]
   RailPairs* pairs;          ///< [lanes of rails that the block posts to]
   std::size_t bytes;
 
-  DEEP_EP_HOST_DEVICE TransferShared(Carver& carver, const TransferParams& params, int blocks, int most_local_rings)
-      : ranks(carver.take<Rank>(static_cast<std::size_t>(params.common.grid.width), kLine)) {
-    const int local_rings = params.local_warps == 0 ? 0 : most_local_rings, others = params.common.grid.others();
+  DEEP_EP_HOST_DEVICE TransferShared(Carver&& carver, const TransferParams& params, int blocks)
+      : ranks(carver.take<Rank>(static_cast<std::size_t>(params.common.grid.width), kLine)),
+        first_rows(carver.take<std::int32_t>(static_cast<std::size_t>(params.common.num_ranks))) {
+    const int local_rings = params.local_warps == 0 ? 0 : params.common.num_ranks;  // at most
+    const int others = params.common.grid.others();
     local_rows = carver.take<std::int32_t>(static_cast<std::size_t>(local_rings));
     served = others < local_rings ? local_rings : others;
     next = carver.take<std::int32_t>(static_cast<std::size_t>((params.moving_warps() + params.local_warps) * served));
@@ -183,7 +187,6 @@ struct TransferShared {
 /// The memory for rows at one rank of this node.
 struct NodeTarget {
   RowTargets rows;         ///< its memory, as mapped here
-  std::int32_t first_row;  ///< that is of a token of this rank
   std::int32_t capacity;   ///< rows it has room for
   std::int32_t reachable;  ///< the same; 0 where they come by its local rings, and `rows` means nothing
 };
@@ -192,8 +195,7 @@ struct DispatchShared : TransferShared<NodeTarget> {
   WarpStages pipes;  ///< of the moving warps
 
   DEEP_EP_HOST_DEVICE DispatchShared(Carver carver, const TransferParams& params, int blocks)
-      : TransferShared(carver, params, blocks, params.common.grid.width),
-        pipes(carver, params.moving_warps(), params.pipe) {
+      : TransferShared(std::move(carver), params, blocks), pipes(carver, params.moving_warps(), params.pipe) {
     bytes = pipes.bytes;
   }
 };
@@ -231,16 +233,12 @@ struct DispatchParams : SentRows {
 struct NodeRows {
   const std::byte* x;  ///< its rows, as mapped here
   const float* topk_weights;
-  std::int32_t num_rows;   ///< that it holds; fewer than it was sent, if num_worst_tokens was too small
-  std::int32_t first_row;  ///< that is of a token of this rank
-  std::int32_t our_rows;   ///< from there on, of our tokens
-  bool pushed;             ///< into our local rings; x and topk_weights mean nothing
+  std::int32_t num_rows;  ///< that it holds; fewer than it was sent, if num_worst_tokens was too small
+  std::int32_t our_rows;  ///< of our tokens
+  bool pushed;            ///< into our local rings; x and topk_weights mean nothing
 };
 
-struct NormalCombineShared : TransferShared<NodeRows> {
-  DEEP_EP_HOST_DEVICE NormalCombineShared(Carver carver, const TransferParams& params, int blocks)
-      : TransferShared(carver, params, blocks, params.common.num_ranks) {}
-};
+using NormalCombineShared = TransferShared<NodeRows>;
 
 struct CombineParams {
   TransferParams transfer;

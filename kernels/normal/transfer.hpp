@@ -67,14 +67,12 @@ struct TokenRing {
   DEEP_EP_DEVICE std::byte* slot_there(std::int32_t n) const {
     return rings().slot(there, n).in(params.common.heaps[peer]);
   }
-  /// The word that becomes through(n) once row `n` is stored.
-  DEEP_EP_DEVICE std::uint64_t* published_there(std::int32_t n) const {
-    return rings().words.published.in(params.common.heaps[peer]) + rings().slot_of(there, n);
-  }
   /// By a whole warp, which has stored row `n`.
   DEEP_EP_DEVICE void publish(std::int32_t n) const {
     warp::sync();  // the lanes' stores come before the word
-    if (lane_index() == 0) store_release<Scope::system>(published_there(n), through(n));
+    if (lane_index() != 0) return;
+    store_release<Scope::system>(rings().words.published.in(params.common.heaps[peer]) + rings().slot_of(there, n),
+                                 through(n));
   }
 
   // The reader's end.
@@ -515,6 +513,10 @@ DEEP_EP_DEVICE void transfer_rows(Work& work, const Call& call, const Meeting& m
     if (block_index() == 0) {
       block::each(grid.width, [&](int index) { meeting.tell(grid.first_of_node() + index, work.ours(index)); });
     }
+    block::each(grid.num_ranks, [&](int at) {
+      const Divisor& width = work.nodes().width;
+      work.shared.first_rows[at] = params.first_row_of(work.nodes().rail_in(at / width), at % width);
+    });
     work.prepare();
     block::each(grid.width, [&](int index) { good = work.learn(meeting, index) && good; });
     good = work.met(good);

@@ -361,7 +361,7 @@ struct Dispatch : Transfer {
     // one of the lanes, behind its shape.
     const int lane = lane_index() < transfer.common.lanes ? lane_index() : 0;
     const std::uint64_t theirs = load_relaxed<Scope::system>(shape_from(number, lane));
-    if (!warp::agree(shapes_agree(expected_shape(number), theirs))) {
+    if (!warp::agree(shapes_agree(rail_shape(number), theirs))) {
       pipe.drop();
     } else {
       HeldRow held = hold(SlotRow{slot(number, at), grid().other(number)});

@@ -190,20 +190,18 @@ struct Transfer {
     return before + row;
   }
 
-  /// The word that the ends of a rail compare, for one direction of a call: the same at both, unless the ranks
-  /// disagree. It is a progress word whose position stands for the rows.
-  DEEP_EP_DEVICE std::uint64_t rail_shape(int rows_to_rail, int rows_from_rail) const {
-    const std::uint32_t rows = combine_shapes(transfer.shape, static_cast<std::uint32_t>(rows_to_rail));
-    const std::uint32_t shape = combine_shapes(rows, static_cast<std::uint32_t>(rows_from_rail));
+  /// The word that the ends of a rail compare: the same at both, unless the ranks disagree. It is a progress word whose
+  /// position stands for the rows, for those to the higher of two nodes first.
+  DEEP_EP_DEVICE std::uint64_t rail_shape(int number) const {
+    const int node = nodes().other(number), to = transfer.counts.to_node[node], from = transfer.counts.from_node[node];
+    const bool up = nodes().node() < node;
+    const std::uint32_t rows = combine_shapes(transfer.shape, static_cast<std::uint32_t>(up ? to : from));
+    const std::uint32_t shape = combine_shapes(rows, static_cast<std::uint32_t>(up ? from : to));
     return Progress::at(epoch, shape >> (32 - Progress::kPositionBits));
   }
-  /// The word that the rail in a node sends by each lane ahead of its rows, and the value that it must have.
+  /// The word that the rail in a node sends by each lane ahead of its rows.
   DEEP_EP_DEVICE const std::uint64_t* shape_from(int number, int lane) const {
     return transfer.common.control.rail_word(ControlWindow::shape, nodes().other(number), lane).in(own_heap());
-  }
-  DEEP_EP_DEVICE std::uint64_t expected_shape(int number) const {
-    const int node = nodes().other(number);
-    return rail_shape(transfer.counts.from_node[node], transfer.counts.to_node[node]);
   }
   /// Does the rail mean the same call? Asked when its word has come. A word of a later call agrees: a rail that has
   /// ended this call has compared, too.
@@ -225,12 +223,9 @@ struct Transfer {
 // A poster gives the rail the credit that it needs for all rows of the call; what is read behind that the block that
 // ends the call credits, when no warp reads any more (end_together). So no poster waits for the last rows.
 //
-// A signal becomes visible behind the bytes posted before it, and only grows.
-//
-// Lanes are not ordered among each other. So each place of a ring has a word of its own where there are several, and
-// each lane sends the shape ahead of its rows. A network may carry one lane slower than the others. So a lane takes the
-// next chunk only while it has few under way: a slow one takes few. That also bounds the bytes under way to a rail,
-// which many others may send to at the same time.
+// Lanes are not ordered among each other, so each sends the shape ahead of its rows. A network may carry one lane
+// slower than the others. So a lane takes the next chunk only while it has few under way: a slow one takes few. That
+// also bounds the bytes under way to a rail, which many others may send to at the same time.
 
 /// One lane to a rail in one call, by one thread. A fault that it meets is on record, and gives_up() finds it there.
 class RailPoster : Transfer {
@@ -242,7 +237,7 @@ class RailPoster : Transfer {
   /// Sends the rail the shape, ahead of all rows. False after a fault.
   DEEP_EP_DEVICE bool send_shape() {
     const Place word = transfer.common.control.rail_word(ControlWindow::shape, nodes().node(), lane_);
-    if (!rows_.signal(word, state_.shape[lane_], rail_shape(rows_out_, rows_in_))) return false;
+    if (!rows_.signal(word, state_.shape[lane_], rail_shape(number_))) return false;
     first_entry_ = rows_.posted();
     rows_.flush();
     chunk_ = take_chunk();
@@ -313,7 +308,7 @@ class RailPoster : Transfer {
   /// Has the shape come, and is it the same? A fault if it differs.
   DEEP_EP_DEVICE bool compare() {
     const std::uint64_t theirs = shape_here();
-    const std::uint64_t expected = expected_shape(number_);
+    const std::uint64_t expected = rail_shape(number_);
     if (Progress::call_of(theirs) < epoch) return false;
     compared_ = shapes_agree(expected, theirs);
     differs_ = !compared_;
@@ -328,7 +323,7 @@ class RailPoster : Transfer {
   DEEP_EP_DEVICE int chunk_under_way(int at) const {
     return is_alone() ? at : pairs_.under_way[at % RailPairs::kMostUnderWay];
   }
-  DEEP_EP_DEVICE ChunkState& state_of(int chunk) const { return state_.chunks[chunk % rings().chunks]; }
+  DEEP_EP_DEVICE ChunkState& state_of(int chunk) const { return transfer.chunk_state(number_, chunk); }
   /// The next chunk is staged. Its place must be free: until then the counter is that of the chunk before. A lane alone
   /// frees all places itself, and has no more under way than the ring holds.
   DEEP_EP_DEVICE bool is_staged() const {

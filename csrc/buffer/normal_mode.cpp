@@ -377,6 +377,7 @@ DispatchLayout NormalMode::count(const ConstTensorView& topk_idx, int num_expert
   params.num_ranks = common.num_ranks;
   params.ranks_per_node = common.grid.width;
   params.num_nodes = rails() ? common.grid.nodes() : 0;
+  params.columns = params.num_ranks + params.num_nodes;
   params.work = layout_work_.get();
 
   DispatchLayout layout;

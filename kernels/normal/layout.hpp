@@ -12,7 +12,7 @@ namespace deep_ep {
 /// Where blocks add up their counts, in device memory of the buffer. Zero when it is made, and left zero by each call.
 struct LayoutWork {
   std::uint32_t ticket;    ///< blocks that have added theirs
-  std::int32_t totals[1];  ///< [num_ranks + num_experts + num_nodes]; allocated behind the struct
+  std::int32_t totals[1];  ///< [num_ranks + num_nodes + num_experts]; allocated behind the struct
 };
 
 struct LayoutParams {
@@ -20,17 +20,18 @@ struct LayoutParams {
   int num_tokens;
   int num_topk;
   int num_experts;
-  Divisor num_ranks;
-  Divisor ranks_per_node;  ///< divides num_ranks
-  int num_nodes;           ///< 0 where nobody asks for them: there is one
+  int num_ranks;
+  int ranks_per_node;  ///< divides num_ranks
+  int num_nodes;       ///< 0 where nobody asks for them: there is one
+  Divisor columns;     ///< num_ranks + num_nodes
   LayoutWork* work;
   std::int32_t* num_tokens_per_rank;    ///< [num_ranks]
   std::int32_t* num_tokens_per_expert;  ///< [num_experts]
   std::int32_t* num_tokens_per_node;    ///< [num_nodes]
   std::uint8_t* is_token_in_rank;       ///< [num_tokens, num_ranks]
 
-  /// Of ranks, then of experts, then of nodes. A block counts in shared memory.
-  DEEP_EP_HOST_DEVICE int counters() const { return num_ranks + num_experts + num_nodes; }
+  /// Of ranks, then of nodes, then of experts. A block counts in shared memory.
+  DEEP_EP_HOST_DEVICE int counters() const { return num_ranks + num_nodes + num_experts; }
 };
 
 }  // namespace deep_ep

@@ -55,6 +55,7 @@ TEST(Layout, CountsForAThousandRanks) {
                                 .num_ranks = ranks,
                                 .ranks_per_node = width,
                                 .num_nodes = nodes,
+                                .columns = ranks + nodes,
                                 .work = reinterpret_cast<LayoutWork*>(work.data()),
                                 .num_tokens_per_rank = ranks_out.data(),
                                 .num_tokens_per_expert = experts_out.data(),

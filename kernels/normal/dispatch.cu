@@ -192,10 +192,6 @@ struct Dispatch : Transfer {
     return HeldRow<Row>::load(params, row, number_at(row, lane_index()));
   }
 
-  /// Does anything travel beside rows?
-  DEEP_EP_DEVICE bool has_sidecars() const {
-    return kRails || params.rows.num_scales > 0 || params.topk_idx.data != nullptr || params.send_src_idx;
-  }
   DEEP_EP_DEVICE std::byte* staging_slot(int destination, std::int32_t place) const {
     return rings().staging(destination - grid().width, place).in(own_heap());
   }
@@ -258,7 +254,7 @@ struct Dispatch : Transfer {
   DEEP_EP_DEVICE bool spread(HeldRow<Row>& held, Next next, MayStore may_store) {
     const auto find_places = [&] {
       held.place = place_of(held.row, lane_index(), held.place);
-      return may_store() && (!(has_sidecars() || by_rings) || store_sidecars(held));
+      return may_store() && store_sidecars(held);
     };
     const auto to_each = [&](auto store) {
       for_each(held, [&](int destination, std::int32_t place) {

@@ -67,23 +67,22 @@ struct RowPipe {
   }
 
   /// Begins to store the row at `row()`, which begin() loads, like store(). While a piece is stored the next one loads,
-  /// behind the last one the first of the row at `next()`. Either may be nullptr: there is none. Calls `meanwhile()`
-  /// before it waits, and returns false at once where that does.
-  template <class Row, class Next, class Meanwhile, class ToEach>
-  DEEP_EP_DEVICE bool move(Row row, Next next, std::uint32_t bytes, Meanwhile meanwhile, ToEach to_each) {
-    std::uint32_t offset = 0;
+  /// behind the last one the first of the row at `next()`. Either may be nullptr: there is none. A piece is stored
+  /// before the warp waits for room for the next one, so that it always has something to store.
+  template <class Row, class Next, class ToEach>
+  DEEP_EP_DEVICE void move(Row row, Next next, std::uint32_t bytes, ToEach to_each) {
     bool last = false;
 #pragma unroll 1
-    for (; !last; offset += stage_bytes) {
+    for (std::uint32_t offset = 0; !last; offset += stage_bytes) {
       const std::uint32_t rest = row() != nullptr ? bytes - offset : 0;
       last = rest <= stage_bytes;
+      if (rest != 0) {
+        store(last ? rest : stage_bytes,
+              [&](auto store_at) { to_each([&](std::byte* to) { store_at(to + offset); }); });
+      }
       const std::byte* const from = last ? next() : row() + offset + stage_bytes;
       if (from != nullptr) begin(from, last ? bytes : rest - stage_bytes);
-      if (offset == 0 && !meanwhile()) return false;
-      if (row() == nullptr) break;
-      store(last ? rest : stage_bytes, [&](auto store_at) { to_each([&](std::byte* to) { store_at(to + offset); }); });
     }
-    return true;
   }
 
   /// Where pieces are given up: none may arrive when the memory is no longer the block's.

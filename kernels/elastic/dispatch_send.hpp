@@ -57,7 +57,7 @@ struct ElasticSender {
       store(params.window.row(common.heaps[unit.to], landing_part(common.rank, unit.to),
                               params.window.slot_of(unit.token)));
     };
-    pipe.move([=] { return unit.row; }, [=] { return next.row; }, params.rows.row_bytes, [] { return true; }, to_each);
+    pipe.move([=] { return unit.row; }, [=] { return next.row; }, params.rows.row_bytes, to_each);
   }
 
   /// Word `at` of those that travel beside a token's row.

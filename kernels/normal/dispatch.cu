@@ -248,22 +248,22 @@ struct Dispatch : Transfer {
     return true;
   }
 
-  /// Finds the row's places, and begins to store it. It is loading; the row at `next()` begins to load behind
-  /// its last piece, unless that is nullptr. `may_store()` waits for the row's slots. False after a fault.
+  /// Finds the row's places, waits by `may_store()` for its slots, and begins to store it. It is loading; the row at
+  /// `next()` begins to load behind its last piece, unless that is nullptr. False after a fault.
   template <class Row, class Next, class MayStore>
   DEEP_EP_DEVICE bool spread(HeldRow<Row>& held, Next next, MayStore may_store) {
-    const auto find_places = [&] {
-      held.place = place_of(held.row, lane_index(), held.place);
-      return may_store() && store_sidecars(held);
-    };
-    const auto to_each = [&](auto store) {
-      for_each(held, [&](int destination, std::int32_t place) {
-        store(is_node(destination) ? staging_slot(destination, place)
-                                   : shared.ranks[destination].rows.row(params.rows, place).x());
-      });
-    };
-    const auto x = [&] { return held.row.x(); };
-    const bool good = pipe.move(x, next, params.rows.row_bytes, find_places, to_each);
+    held.place = place_of(held.row, lane_index(), held.place);
+    bool good = may_store();
+    if (good) {
+      const auto to_each = [&](auto store) {
+        for_each(held, [&](int destination, std::int32_t place) {
+          store(is_node(destination) ? staging_slot(destination, place)
+                                     : shared.ranks[destination].rows.row(params.rows, place).x());
+        });
+      };
+      pipe.move([&] { return held.row.x(); }, next, params.rows.row_bytes, to_each);
+      good = store_sidecars(held);
+    }
     if (!good) pipe.drop();
     return good;
   }

@@ -127,14 +127,11 @@ struct RowSpreader {
     while (row.number < valid) {
       const std::int64_t following = row.number + step;
       const SpreadRow next = following < valid ? look(following) : SpreadRow{valid, -1, 0, nullptr};
-      const auto beside = [&] {
-        if (row.from != nullptr) spread_beside(params, row, warp::ballot(row.slot >= 0));
-        return true;
-      };
       const auto to_slot = [&](auto store) {
         if (row.slot >= 0) store(params.spread_rows + row.slot * params.row_bytes);
       };
-      pipe.move([=] { return row.from; }, [=] { return next.from; }, params.row_bytes, beside, to_slot);
+      pipe.move([=] { return row.from; }, [=] { return next.from; }, params.row_bytes, to_slot);
+      if (row.from != nullptr) spread_beside(params, row, warp::ballot(row.slot >= 0));
       row = next;
     }
     pipe.drop();

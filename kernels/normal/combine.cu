@@ -69,7 +69,7 @@ struct Combine : Transfer {
     block::each(transfer.local_warps != 0 ? local_rings() : 0,
                 [&](int number) { shared.local_rows[number] = rows_by(number); });
   }
-  DEEP_EP_DEVICE bool learn(const Meeting& meeting, int index) const {
+  DEEP_EP_DEVICE bool learn(const Meeting& meeting, int index) {
     const int peer = grid().first_of_node() + index;
     CombineAddresses theirs;
     if (!meeting.hear(peer, theirs)) return false;
@@ -86,18 +86,14 @@ struct Combine : Transfer {
                            .num_rows = theirs.num_rows,
                            .our_rows = (end < theirs.num_rows ? end : theirs.num_rows) - rows.first_row,
                            .pushed = peer != grid().rank && theirs.pulled == 0};
+    by_rings |= shared.ranks[index].pushed;
+    releases |= shared.ranks[index].pushed && shared.ranks[index].our_rows > transfer.local.slots;
     return true;
   }
   DEEP_EP_DEVICE bool met(bool good) {
-    good = block::all(good);
-    for (int index = lane_index(); good && index < grid().width; index += kWarpSize) {
-      const NodeRows& rank = shared.ranks[index];
-      by_rings |= rank.pushed;
-      releases |= rank.pushed && rank.our_rows > transfer.local.slots;
-    }
-    by_rings = warp::any(by_rings);
-    releases = warp::any(releases);
-    return good;
+    by_rings = !block::all(!by_rings);
+    releases = !block::all(!releases);
+    return block::all(good);
   }
 
   // Rows that the ranks of this node hold of tokens of this rank, or of its rail in another node: row `n` that rank
@@ -140,9 +136,6 @@ struct Combine : Transfer {
 
   // 2. A relaying warp adds by rank and in fp32, and rounds the sum once. What came from a node goes back to it.
 
-  DEEP_EP_DEVICE std::int64_t relayed_for(int number, int row) const {
-    return relayed(transfer.counts.to_node, number, row);
-  }
   /// The number that row `relayed` has at rank `index` of this node, among those of its source; -1: none.
   DEEP_EP_DEVICE std::int32_t relayed_place(std::int64_t relayed, int index) const {
     if (index >= grid().width || relayed >= transfer.relay_rows_room) return -1;
@@ -152,7 +145,7 @@ struct Combine : Transfer {
   DEEP_EP_DEVICE AwaitedWord missing(int number, int row) const {
     const AwaitedWord room = stageable(number, rings().chunk_of(row));
     if (!room.is_reached()) return room;
-    const std::int64_t at = relayed_for(number, row);
+    const std::int64_t at = relayed(transfer.counts.to_node, number, row);
     for (int index = 0; by_rings && index < grid().width; ++index) {
       const AwaitedWord part = awaited(index, grid().other(number), relayed_place(at, index));
       if (!part.is_reached()) return part;
@@ -161,7 +154,7 @@ struct Combine : Transfer {
   }
   DEEP_EP_DEVICE bool stage(int number, int row) const {
     const int node = grid().other(number);
-    const std::int64_t at = relayed_for(number, row);
+    const std::int64_t at = relayed(transfer.counts.to_node, number, row);
     const auto find_row = [&](int index) {
       const std::int32_t place = relayed_place(at, index);
       return place < 0 ? FoundRow{} : find(index, node, place);
@@ -245,11 +238,6 @@ struct Combine : Transfer {
     return warp::agree(good);
   }
 
-  /// The row of a bias that begins `at` bytes into it; nullptr: there is none.
-  DEEP_EP_DEVICE const std::byte* bias_of(int number, std::int64_t at) const {
-    return params.bias[number] == nullptr ? nullptr : params.bias[number] + at;
-  }
-
   DEEP_EP_DEVICE void add(const Token& token, int part) const {
     const auto find_row = [&](int at) {
       const std::int32_t place = place_at(token, at);
@@ -260,7 +248,8 @@ struct Combine : Transfer {
       return find(index_of(at), grid().node(), place);
     };
     const std::int64_t at = std::int64_t{token.number} * params.row_bytes;
-    const RowReduction reduction(contributions(), find_row, bias_of(0, at), bias_of(1, at));
+    const auto bias_at = [&](int i) { return params.bias[i] == nullptr ? nullptr : params.bias[i] + at; };
+    const RowReduction reduction(contributions(), find_row, bias_at(0), bias_at(1));
     reduction.add(params.combined_x + at, params.row_bytes,
                   {static_cast<std::uint32_t>(part) * RowSum::kPieceBytes,
                    static_cast<std::uint32_t>(params.parts_per_token) * RowSum::kPieceBytes});

@@ -48,7 +48,6 @@ struct OneNode {
   DEEP_EP_HOST_DEVICE static constexpr int node() { return 0; }
   DEEP_EP_HOST_DEVICE int index() const { return rank; }
   DEEP_EP_HOST_DEVICE static constexpr int first_of_node() { return 0; }
-  DEEP_EP_HOST_DEVICE int rail_in(int) const { return rank; }
   DEEP_EP_HOST_DEVICE static constexpr int others() { return 0; }
 };
 

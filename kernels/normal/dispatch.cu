@@ -274,8 +274,6 @@ struct Dispatch : Transfer {
   // A warp takes its tokens in order, and a ring's chunks are freed in order. So some warp is at the oldest token that
   // is not stored, and finds room, whatever the others wait for.
 
-  /// Also the warp's first token.
-  DEEP_EP_DEVICE static int own_number() { return number_in_grid(warp_index()); }
   DEEP_EP_DEVICE OwnRow token_row(int token) const {
     const TokenRow<kRails> row{&params, token};
     return token < transfer.num_tokens ? hold(row) : OwnRow{row};
@@ -312,7 +310,7 @@ struct Dispatch : Transfer {
     if (helps) return true;
     OwnRow row = first_row;
     Turns turns = Turns::of_warp(&transfer.common.state->next_piece, static_cast<std::uint32_t>(transfer.num_tokens),
-                                 grid_blocks() * transfer.first_warps, own_number());
+                                 grid_blocks() * transfer.first_warps, number_in_grid(warp_index()));
     OwnRow stored = token_row(transfer.num_tokens);  // whose last piece may not be complete yet
     while (is_row(row)) {
       const std::uint32_t drawn = turns.draw();
@@ -435,7 +433,7 @@ struct Dispatch : Transfer {
     fill_tail(params.output, params.rows, received, params.output_rows);
     block::each(transfer.local_warps != 0 ? int{grid().width} : 0,
                 [&](int index) { shared.local_rows[index] = rows_by(index); });
-    first_row = token_row(warp_index() < transfer.first_warps ? own_number() : transfer.num_tokens);
+    first_row = token_row(warp_index() < transfer.first_warps ? number_in_grid(warp_index()) : transfer.num_tokens);
     if (is_row(first_row)) pipe.begin(first_row.row.x(), params.rows.row_bytes);
   }
   DEEP_EP_DEVICE bool learn(const Meeting& meeting, int index) {

@@ -85,7 +85,7 @@ struct LocalRings {
 
   std::size_t begin = 0;  ///< offset in the heap
   std::uint32_t slot_bytes = 0;
-  int slots = 0;  ///< of a ring; 0: there is no room for one in each
+  Divisor slots = 0;  ///< of a ring; 0: there is no room for one in each
   RingWords words{};
   Wanted row = Wanted::nothing, room = Wanted::nothing;  ///< what the ends of a ring wait for
 
@@ -105,7 +105,7 @@ struct LocalRings {
 
   /// The number, among all slots, of that of row `n`.
   DEEP_EP_HOST_DEVICE int slot_of(int ring, std::int32_t n) const {
-    return ring * slots + (n < slots ? n : n % slots);  // most rings hold all rows, and to divide takes long
+    return ring * slots + n % slots;
   }
   DEEP_EP_HOST_DEVICE Place<std::byte> slot(int ring, std::int32_t n) const {
     return {begin + static_cast<std::size_t>(slot_of(ring, n)) * slot_bytes};

@@ -129,9 +129,8 @@ void copy_for_peers(const CombineParams& combine, std::byte* to, const Runtime& 
 /// The roles of a block's `warps` warps. `fewest_local`: of local warps; 0: none is needed.
 void plan_warps(TransferParams& params, int blocks, int warps, int fewest_local) {
   const bool rails = params.common.peers != nullptr;
-  if (rails)
-    params.poster_warps = (params.common.grid.others() * params.common.lanes + 32 * blocks - 1) / (32 * blocks);
-  const int rest = std::max((rails ? 2 : 1) + fewest_local, warps - params.poster_warps);
+  if (rails) params.posters = (params.common.grid.others() * params.common.lanes + blocks - 1) / blocks;
+  const int rest = std::max((rails ? 2 : 1) + fewest_local, warps - params.poster_warps());
   params.local_warps = fewest_local == 0 ? 0 : std::max(fewest_local, rest / 4);
   params.second_warps = rails ? (rest - params.local_warps + 1) / 2 : 0;
   params.first_warps = rest - params.local_warps - params.second_warps;
@@ -459,7 +458,7 @@ DispatchResult NormalMode::dispatch(const DispatchArguments& arguments, const Se
   if (!rails() && !fetches) blocks = std::clamp((params.num_tokens + warps - 1) / warps, 1, blocks);
   const std::size_t shared_bytes =
       plan_stages(transfer.pipe, transfer.moving_warps(), shape.row_bytes, runtime.policy().max_shared_bytes,
-                  DispatchShared(Carver::without_memory(), transfer, blocks).bytes);
+                  DispatchShared(Carver::without_memory(), transfer).bytes);
   runtime.launch(kernel, params, {blocks, transfer.warps() * 32, shared_bytes}, scope);
   if (lands) copy_received(params, places, runtime, scope);
   if (!arguments.topk_weights) result.recv_topk_weights.reset();
@@ -532,7 +531,7 @@ CombineResult Buffer::combine(const CombineArguments& arguments, const CallOptio
   const bool cut = !mode.rails() && transfer.num_tokens <= transfer.local.slots;
   const int many = kTokensOfWarp * blocks * transfer.first_warps;
   params.parts_per_token = !cut || transfer.num_tokens >= many ? 1 : 2 * transfer.num_tokens >= many ? 2 : 4;
-  const std::size_t shared_bytes = NormalCombineShared(Carver::without_memory(), transfer, blocks).bytes;
+  const std::size_t shared_bytes = NormalCombineShared(Carver::without_memory(), transfer).bytes;
   in->launch(kernel, params, {blocks, transfer.warps() * 32, shared_bytes}, scope);
   result.event = scope.finish();
   return result;

@@ -132,7 +132,7 @@ struct TransferParams {
   int first_warps;   ///< dispatch: send; combine: add this rank's tokens
   int second_warps;  ///< 0 in one node; dispatch: forward; combine: add for other nodes
   int local_warps;   ///< 0 where other ranks reach this rank's rows; dispatch: fetch its rows; combine: push them
-  int poster_warps;  ///< a thread posts to one lane of one rail
+  int posters;       ///< threads, each of which posts to one lane of one rail
 
   PipeShape pipe;  ///< of a dispatch's moving warp, in shared memory
 
@@ -146,7 +146,8 @@ struct TransferParams {
   DEEP_EP_DEVICE std::int32_t end_of(int source, int index) const {
     return rank_prefix_matrix[source * common.grid.width + index];
   }
-  DEEP_EP_HOST_DEVICE int warps() const { return moving_warps() + local_warps + poster_warps; }
+  DEEP_EP_HOST_DEVICE int warps() const { return moving_warps() + local_warps + poster_warps(); }
+  DEEP_EP_HOST_DEVICE int poster_warps() const { return (posters + 31) / 32; }
   DEEP_EP_HOST_DEVICE int moving_warps() const { return first_warps + second_warps; }
 };
 
@@ -166,10 +167,10 @@ struct TransferShared {
   std::int32_t* local_rows;  ///< [local rings]: rows of this rank in each, if other ranks do not reach them
   int served;                ///< other nodes, or local rings if these are more
   std::int32_t* next;        ///< [moving and local warps][served]
-  RailPairs* pairs;          ///< [lanes of rails that the block posts to]
+  RailPairs* pairs;          ///< [posters]
   std::size_t bytes;
 
-  DEEP_EP_HOST_DEVICE TransferShared(Carver&& carver, const TransferParams& params, int blocks)
+  DEEP_EP_HOST_DEVICE TransferShared(Carver&& carver, const TransferParams& params)
       : ranks(carver.take<Rank>(static_cast<std::size_t>(params.common.grid.width), kLine)),
         first_rows(carver.take<std::int32_t>(static_cast<std::size_t>(params.common.num_ranks))) {
     const int local_rings = params.local_warps == 0 ? 0 : params.common.num_ranks;  // at most
@@ -177,8 +178,7 @@ struct TransferShared {
     local_rows = carver.take<std::int32_t>(static_cast<std::size_t>(local_rings));
     served = others < local_rings ? local_rings : others;
     next = carver.take<std::int32_t>(static_cast<std::size_t>((params.moving_warps() + params.local_warps) * served));
-    pairs =
-        carver.take<RailPairs>(static_cast<std::size_t>((others * params.common.lanes + blocks - 1) / blocks), kLine);
+    pairs = carver.take<RailPairs>(static_cast<std::size_t>(params.posters), kLine);
     bytes = carver.bytes();
   }
   DEEP_EP_DEVICE std::int32_t* next_of_warp() const { return next + device::warp_index() * served; }
@@ -194,8 +194,8 @@ struct NodeTarget {
 struct DispatchShared : TransferShared<NodeTarget> {
   WarpStages pipes;  ///< of the moving warps
 
-  DEEP_EP_HOST_DEVICE DispatchShared(Carver carver, const TransferParams& params, int blocks)
-      : TransferShared(std::move(carver), params, blocks), pipes(carver, params.moving_warps(), params.pipe) {
+  DEEP_EP_HOST_DEVICE DispatchShared(Carver carver, const TransferParams& params)
+      : TransferShared(std::move(carver), params), pipes(carver, params.moving_warps(), params.pipe) {
     bytes = pipes.bytes;
   }
 };

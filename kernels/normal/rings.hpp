@@ -104,9 +104,7 @@ struct LocalRings {
   }
 
   /// The number, among all slots, of that of row `n`.
-  DEEP_EP_HOST_DEVICE int slot_of(int ring, std::int32_t n) const {
-    return ring * slots + n % slots;
-  }
+  DEEP_EP_HOST_DEVICE int slot_of(int ring, std::int32_t n) const { return ring * slots + n % slots; }
   DEEP_EP_HOST_DEVICE Place<std::byte> slot(int ring, std::int32_t n) const {
     return {begin + static_cast<std::size_t>(slot_of(ring, n)) * slot_bytes};
   }

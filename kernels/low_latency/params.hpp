@@ -22,37 +22,21 @@ enum class LowLatencyPhase : int { send = 1, receive = 2, both = 3 };
 DEEP_EP_HOST_DEVICE constexpr bool sends(LowLatencyPhase phase) { return (static_cast<int>(phase) & 1) != 0; }
 DEEP_EP_HOST_DEVICE constexpr bool receives(LowLatencyPhase phase) { return (static_cast<int>(phase) & 2) != 0; }
 
-/// Calls of which one part has run, in shares: each block of a kernel adds its own, all shares of a kernel make one
-/// call. So no block waits for the others, and none that has not added its share sees the next call.
-struct LowLatencyCount {
-  static constexpr int kShareBits = 16;  ///< a grid has fewer blocks than a call has shares
-  std::uint64_t shares;
-
-  DEEP_EP_HOST_DEVICE static constexpr LowLatencyCount of(std::uint64_t calls) { return {calls << kShareBits}; }
-  DEEP_EP_HOST_DEVICE constexpr std::uint64_t calls() const { return shares >> kShareBits; }
-
-  DEEP_EP_DEVICE std::uint64_t epoch() const {
-    return LowLatencyCount{device::load_relaxed<device::Scope::gpu>(&shares)}.calls() + 1;
-  }
-  /// By one thread of every block, once the block knows the epoch.
-  DEEP_EP_DEVICE void add_share() {
-    const int others = device::grid_blocks() - 1;
-    const int share = device::block_index() == 0 ? (1 << kShareBits) - others : 1;
-    device::add_relaxed<device::Scope::gpu>(&shares, static_cast<std::uint64_t>(share));
-  }
-};
-
 /// How one kind of call is counted, in this rank's device memory. Zero when the buffer is made, as after each call is
 /// what its last block resets.
 struct LowLatencyCounters {
-  LowLatencyCount sent, received;  ///< calls whose part has run
-  std::uint32_t arrived;           ///< blocks that are done, if the last one tells the peers so; reset
-  std::uint32_t finished;          ///< with masking: blocks that have received; reset
-  std::uint64_t versions;          ///< with masking: sum of what the blocks saw as ControlState::version; reset
+  /// Calls whose part has run, as Progress: of each call every block adds its part. So no block waits for the others,
+  /// and none that has not added its part sees the next call.
+  std::uint64_t sent, received;
+  std::uint32_t arrived;   ///< blocks that are done, if the last one tells the peers so; reset
+  std::uint32_t finished;  ///< with masking: blocks that have received; reset
+  std::uint64_t versions;  ///< with masking: sum of what the blocks saw as ControlState::version; reset
 
-  DEEP_EP_DEVICE void add_share(LowLatencyPhase phase) {
-    if (sends(phase)) sent.add_share();
-    if (receives(phase)) received.add_share();
+  /// By one thread of every block, once the block knows the epoch.
+  DEEP_EP_DEVICE void add_part(LowLatencyPhase phase) {
+    const std::uint64_t part = Progress::part_of_call(device::grid_blocks(), device::block_index() == 0);
+    if (sends(phase)) device::add_relaxed<device::Scope::gpu>(&sent, part);
+    if (receives(phase)) device::add_relaxed<device::Scope::gpu>(&received, part);
   }
 };
 

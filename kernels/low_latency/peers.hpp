@@ -152,7 +152,7 @@ struct RankCall {
     warp::each(common.num_ranks, [&](int peer) {
       if (masked(common, peer) || is_far(peer)) return;
       tell(peer, Mailbox::kAcknowledged, received);
-      if (begins) tell(peer, Mailbox::progress(epoch, 0), Mailbox::progress_value(epoch, 0));
+      if (begins) tell(peer, Mailbox::progress(epoch, 0), Progress::at(epoch));
     });
   }
   /// Up to which call `peer` has received, acquired: what is written afterwards follows its reads of that call.
@@ -169,14 +169,15 @@ struct RankCall {
   }
   /// May what `source` sends before its rows be read? Of a far rank once its word says so, which acquires it.
   DEEP_EP_DEVICE bool has_begun(int source) const {
-    return !is_far(source) || load_acquire<Scope::system>(word_of(source, Mailbox::progress(epoch, 0))) >> 16 >= epoch;
+    return !is_far(source) ||
+           load_acquire<Scope::system>(word_of(source, Mailbox::progress(epoch, 0))) >= Progress::at(epoch);
   }
   /// Waits until it has come to `place` of the call, acquiring what was posted up to there by the lane of that place.
   template <class Group = OneThread>
   DEEP_EP_DEVICE bool await_progress(int source, int place, Wanted wanted) const {
     const std::uint64_t* const word = word_of(source, Mailbox::progress(epoch, place == 0 ? 0 : lane(place - 1)));
     return wait_until<Group>(*this, {source, wanted, epoch}, [&](const Poll&) {
-      return !Group::any(load_acquire<Scope::system>(word) < Mailbox::progress_value(epoch, place));
+      return !Group::any(load_acquire<Scope::system>(word) < Progress::at(epoch, static_cast<std::uint32_t>(place)));
     });
   }
 
@@ -222,7 +223,10 @@ struct CallWords {
   /// mask.
   DEEP_EP_DEVICE void read(const LowLatencyParams& common, LowLatencyKind kind) {
     const LowLatencyCounters& counters = common.counters(kind);
-    epochs = {counters.sent.epoch(), counters.received.epoch()};
+    const auto next = [](const std::uint64_t& counted) {
+      return Progress::call_of(load_relaxed<Scope::gpu>(&counted)) + 1;
+    };
+    epochs = {next(counters.sent), next(counters.received)};
     seen = common.mask == nullptr ? 0 : load_acquire<Scope::gpu>(&common.wait.control->version);
   }
 };
@@ -334,7 +338,7 @@ class CallPoster {
   DEEP_EP_DEVICE bool tell_rest(bool request = false) {
     if (untold_ == 0 && !request) return true;
     if (!call.tell(queue, peer, LowLatencyMailbox::progress(call.epoch, lane),
-                   LowLatencyMailbox::progress_value(call.epoch, untold_))) {
+                   Progress::at(call.epoch, static_cast<std::uint32_t>(untold_)))) {
       return false;
     }
     queue.flush();

@@ -15,6 +15,7 @@
 #include <cstddef>
 
 #include "kernels/common/carver.hpp"
+#include "kernels/common/messages.hpp"
 #include "kernels/primitives/cell.hpp"
 
 namespace deep_ep {
@@ -31,14 +32,11 @@ struct alignas(kLine) LowLatencyMailbox {
   static constexpr int kAcknowledged = 0;  ///< the last call whose receive part it has finished
   static constexpr int kBarrier = 1;       ///< in the mailbox for dispatch: how many barriers it has come to
   /// Of a far rank: how far its rows of the call have come over a lane, in place of tags and flags; what is read behind
-  /// it needs no cells. Of any rank, with masking, over the first lane: it has begun to send the combine.
+  /// it needs no cells. Of any rank, with masking, over the first lane: it has begun to send the combine. A Progress:
+  /// position 0 is what precedes all rows and goes by the first lane; then the row in slot position - 1 (dispatch) or
+  /// of token position - 1 (combine) and those before it on its lane.
   DEEP_EP_HOST_DEVICE static constexpr int progress(std::uint64_t epoch, int lane) {
     return 2 + 2 * lane + static_cast<int>(epoch & 1);
-  }
-  /// Its value. `place` 0: what precedes all rows and goes by the first lane; then the row in slot place - 1 (dispatch)
-  /// or of token place - 1 (combine) and those before it on its lane. Grows from call to call.
-  DEEP_EP_HOST_DEVICE static constexpr std::uint64_t progress_value(std::uint64_t epoch, int place) {
-    return epoch << 16 | static_cast<std::uint64_t>(place);
   }
 
   std::uint64_t word[2 + 2 * kMostLowLatencyLanes];

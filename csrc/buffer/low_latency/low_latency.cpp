@@ -190,10 +190,11 @@ std::uint64_t LowLatency::count_together(Bootstrap& ranks) {
   LowLatencyState state;
   copy_now(executor, &state, state_.get(), sizeof state);
   std::uint64_t calls = state.barriers.calls;
-  for (const LowLatencyCounters& of : state.counters) calls = std::max({calls, of.sent.calls(), of.received.calls()});
+  for (const LowLatencyCounters& of : state.counters)
+    calls = std::max({calls, Progress::call_of(of.sent), Progress::call_of(of.received)});
   for (const std::uint64_t theirs : all_gather_values(ranks, calls)) calls = std::max(calls, theirs);
   calls += kMostAhead;
-  for (LowLatencyCounters& of : state.counters) of.sent = of.received = LowLatencyCount::of(calls);
+  for (LowLatencyCounters& of : state.counters) of.sent = of.received = Progress::at(calls);
   state.barriers.calls = calls;
   copy_now(executor, state_.get(), &state, sizeof state);
   return calls;
@@ -238,7 +239,7 @@ void LowLatency::resume_together(Bootstrap& ranks) {
 void LowLatency::reconnect(Bootstrap& ranks, std::uint64_t calls) try {
   connections_->reconnect(ranks);  // what was under way is lost: nobody adds any more
   LowLatencyMailbox told;
-  std::ranges::fill(told.word, LowLatencyMailbox::progress_value(calls, 0));
+  std::ranges::fill(told.word, Progress::at(calls));
   told.word[LowLatencyMailbox::kAcknowledged] = told.word[LowLatencyMailbox::kBarrier] = calls;
 
   // Both ends of every word: what this rank has told, and what it has been told.

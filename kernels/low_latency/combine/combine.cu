@@ -284,7 +284,7 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   const std::uint32_t& meaning = shared.words->meaning;
   const Call sending(params, epochs.send, meaning), receiving(params, epochs.receive, meaning);
   LowLatencyCounters& counters = common.counters(LowLatencyKind::combine);
-  if (is_middle_thread()) counters.add_share(params.phase);
+  if (is_middle_thread()) counters.add_part(params.phase);
   if (last_warp && tells && (kAnnounced || sends_part)) {
     sending.acknowledge_all(epochs.receive - 1, masks && sends_part);
     warp::sync();

@@ -128,7 +128,7 @@ struct CombineCall : RankCall<LowLatencyKind::combine, kRdma> {
   }
 
  private:
-  static constexpr int kEpochBits = 48;  ///< as many as progress_value() has
+  static constexpr int kEpochBits = 48;  ///< more than Progress has
 };
 
 struct CombineShared {

@@ -90,7 +90,7 @@ DEEP_EP_DEVICE void post_dispatch(DispatchSender<true>& sender) {
   prepare(params, sender.shared);
   block::sync();
   const CallWords::Epochs epochs = sender.shared.words->epochs;
-  if (is_middle_thread()) params.common.counters(LowLatencyKind::dispatch).add_share(params.phase);
+  if (is_middle_thread()) params.common.counters(LowLatencyKind::dispatch).add_part(params.phase);
   if (sending) sender.count(0, params.num_tokens, sender.call().uses_rails());
   block::sync();
   serve_lane(sender.call(), epochs.receive - 1, sending, sender.shared.posters,
@@ -122,7 +122,7 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
   const DispatchShared::Words& words = *shared.words;
 
   // 2. Send. The counts come first, as others wait for them.
-  if (is_middle_thread()) common.counters(LowLatencyKind::dispatch).add_share(params.phase);
+  if (is_middle_thread()) common.counters(LowLatencyKind::dispatch).add_part(params.phase);
   if (sending && tells) {
     sender.count(0, params.num_tokens);
     block::sync();

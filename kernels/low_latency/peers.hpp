@@ -115,15 +115,13 @@ struct RankCall {
   DEEP_EP_DEVICE int node(int rank) const { return rank / common.rail_width; }
   DEEP_EP_DEVICE int own_node() const { return node(common.rank); }
   DEEP_EP_DEVICE bool in_own_node(int rank) const { return node(rank) == own_node(); }
-  /// The rank of `node` that this rank exchanges rows with.
-  DEEP_EP_DEVICE int rail(int node) const { return node * common.rail_width + common.rank % common.rail_width; }
-  /// The rank of this node that exchanges rows with `far_rank`.
-  DEEP_EP_DEVICE int relay(int far_rank) const { return own_node() * common.rail_width + far_rank % common.rail_width; }
-  /// Is this rank that one? Without rails no rank is.
-  DEEP_EP_DEVICE bool is_relay(int far_rank) const { return uses_rails() && relay(far_rank) == common.rank; }
+  /// The rank of `node` that exchanges rows with `other`: it has the same index in its node.
+  DEEP_EP_DEVICE int rail(int node, int other) const { return node * common.rail_width + other % common.rail_width; }
+  /// Is this rank the one of its node that exchanges rows with `far_rank`? Without rails no rank is.
+  DEEP_EP_DEVICE bool is_relay(int far_rank) const { return uses_rails() && rail(own_node(), far_rank) == common.rank; }
   /// The rank whose row of combine has the part of `rank`: by rails, for another node, this rank's rail there.
   DEEP_EP_DEVICE int sender(int rank) const {
-    return uses_rails() && rank >= 0 && !in_own_node(rank) ? rail(node(rank)) : rank;
+    return uses_rails() && rank >= 0 && !in_own_node(rank) ? rail(node(rank), common.rank) : rank;
   }
 
   // ---- Words: a call takes the places of the call before the last, once the peer has acknowledged that one ----
@@ -187,17 +185,31 @@ struct RankCall {
   DEEP_EP_DEVICE Place<std::byte> row(int source, int slot) const {
     return common.window.rows[kIndex].at(epoch, source, slot, row_bytes);
   }
-  /// The place from which a poster sends row `index` to rank `to`, or to all peers; and the word of a warp that shares
-  /// the row, which holds the epoch once its part is there: see LowLatencyStaging.
+  /// The place from which a poster sends row `index` to rank `to`, or to all peers: see LowLatencyStaging.
   DEEP_EP_DEVICE Place<std::byte> staged_row(int to, int index) const {
     return common.staging.rows.at(epoch, to, index, row_bytes);
   }
-  DEEP_EP_DEVICE std::uint64_t* staged_flag(int to, int index, int warp = 0) const {
-    return common.staging.ready.at(epoch, to, index * LowLatencyStaging::kMostWarpsPerRow + warp).in(common.local);
+  /// By a whole warp: its part of that row is there, or of no use to the peer. Releases it to the poster.
+  DEEP_EP_DEVICE void hand_over(int to, int index, int warp = 0) const {
+    warp::sync();
+    if (lane_index() == 0) store_release<Scope::system>(staged_flag(to, index, warp), epoch);
+  }
+  /// Have the first `warps` warps handed over their parts? Acquires them.
+  DEEP_EP_DEVICE bool is_staged(int to, int index, int warps) const {
+    for (int warp = 0; warp < warps; ++warp) {
+      if (load_relaxed<Scope::gpu>(staged_flag(to, index, warp)) != epoch) return false;
+    }
+    fence<Scope::gpu>();
+    return true;
   }
   /// Row `slot` that this rank hands on, or its own part of it: see LowLatencyStaging.
   DEEP_EP_DEVICE Place<std::byte> relayed_row(int node, int slot) const {
     return common.staging.relayed[kIndex].at(epoch, node, slot, row_bytes);
+  }
+
+ private:
+  DEEP_EP_DEVICE std::uint64_t* staged_flag(int to, int index, int warp) const {
+    return common.staging.ready.at(epoch, to, index * LowLatencyStaging::kMostWarpsPerRow + warp).in(common.local);
   }
 };
 
@@ -282,6 +294,13 @@ DEEP_EP_DEVICE bool receive_with_masks(const LowLatencyParams& common, LowLatenc
 // that neither finished nor gave up within two calls; the rank finds other tags in those rows, and waits for ours in
 // vain. Only a line that is read while it is written could have our tag and other bytes.
 
+/// A row as a lane of its poster knows it.
+struct PostedRow {
+  int place;            ///< the position of which the peer is told; 0: the peer does not get the row
+  Place<std::byte> to;  ///< at the peer
+  int index;            ///< of the staged row
+};
+
 /// One lane to one far rank in one call, by a whole warp. Functions that return bool return false when the rank is to
 /// be left: it is given up, or the call is over.
 template <class Call>
@@ -304,35 +323,38 @@ class CallPoster {
     return warp::agree(there);
   }
 
-  /// Posts up to 32 rows, a lane each (those with `mine` that go by this lane of the rank's), in the order of the lanes
-  /// of the warp, and never holds back one that is ready with all before it. `staged()` says whether it is; then it
-  /// goes from `from` to `to`, and the peer is told of `place`. An addition may wait for the writes before it, a
-  /// round trip: so the peer is told again only when what it was told before has arrived. Call tell_rest() behind the
-  /// last rows.
-  template <class Staged>
-  DEEP_EP_DEVICE bool post_rows(bool mine, int place, Place<std::byte> to, Place<std::byte> from, Staged staged) {
-    std::uint32_t left = warp::ballot(mine && call.lane(place - 1) == lane);
-    while (left != 0) {
-      std::uint32_t now = 0;
-      const auto some_ready = [&](Poll&) {
-        const std::uint32_t awaited = warp::ballot((left >> lane_index() & 1) != 0 && !staged());
-        now = awaited == 0 ? left : left & ((1u << lowest_bit(awaited)) - 1);
-        return now != 0 || may_tell();
-      };
-      if (!poll_until(some_ready, [&](const Poll&) { return leaves(); })) return false;
-      if (now != 0) {
-        const bool mine_now = (now >> lane_index() & 1) != 0;
-        if (!queue.put(to.offset, from.offset, call.row_bytes, mine_now)) return false;
-        untold_ = warp::max(mine_now ? place : 0);
-        left &= ~now;
-      }
-      if (may_tell()) {
-        if (!tell_rest()) return false;
-      } else {
-        queue.flush();
+  /// Posts the rows that go by this lane of those that are staged for `to` by so many warps, in the order of their
+  /// numbers: `row_of(number)`, by the whole warp, a number below `count` each. Never holds back one that is ready with
+  /// all before it. An addition may wait for the writes before it, a round trip: so the peer is told again only when
+  /// what it was told before has arrived. Call tell_rest() behind the last rows.
+  template <class RowOf>
+  DEEP_EP_DEVICE void post_rows(int count, int to, int warps, RowOf row_of) {
+    for (int begin = 0; begin < count; begin += kWarpSize) {
+      const int number = begin + lane_index();
+      const PostedRow row = row_of(number < count ? number : -1);
+      std::uint32_t left = warp::ballot(row.place != 0 && call.lane(row.place - 1) == lane);
+      while (left != 0) {
+        std::uint32_t now = 0;
+        const auto some_ready = [&](Poll&) {
+          const bool awaited = (left >> lane_index() & 1) != 0 && !call.is_staged(to, row.index, warps);
+          const std::uint32_t all = warp::ballot(awaited);
+          now = all == 0 ? left : left & ((1u << lowest_bit(all)) - 1);
+          return now != 0 || may_tell();
+        };
+        if (!poll_until(some_ready, [&](const Poll&) { return leaves(); })) return;
+        if (now != 0) {
+          const bool mine_now = (now >> lane_index() & 1) != 0;
+          if (!queue.put(row.to.offset, call.staged_row(to, row.index).offset, call.row_bytes, mine_now)) return;
+          untold_ = warp::max(mine_now ? row.place : 0);
+          left &= ~now;
+        }
+        if (!may_tell()) {
+          queue.flush();
+        } else if (!tell_rest()) {
+          return;
+        }
       }
     }
-    return true;
   }
   /// Tells the peer of what it has not been told of: rows, or on `request` that what precedes them is there.
   DEEP_EP_DEVICE bool tell_rest(bool request = false) {

@@ -66,7 +66,7 @@ struct CombineAdder {
       int owner = params.common.rank, tokens = params.num_tokens;
       if constexpr (kRdma) {
         if (turn != call.num_nodes()) {
-          owner = call.rail((call.own_node() + turn) % call.num_nodes());
+          owner = call.rail((call.own_node() + turn) % call.num_nodes(), owner);
           if (!call.await_announced(owner)) return;
           tokens = params.max_tokens;
         }

@@ -163,7 +163,7 @@ struct CombinePusher : RowPusher {
     const int owner = row.source;
     if (!call.is_far(owner)) return call.row(common.rank, row.token).in(common.heaps[owner]);
     if (!call.uses_rails()) return call.staged_row(owner, row.index).in(common.local);
-    return call.row_of_member(owner, common.rank, row.token).in(common.heaps[call.relay(owner)]);
+    return call.row_of_member(owner, common.rank, row.token).in(common.heaps[call.rail(call.own_node(), owner)]);
   }
 };
 
@@ -187,31 +187,18 @@ DEEP_EP_DEVICE void post_to(const LowLatencyCombineParams& params, CallPoster<Ca
   // of this node for these, each added up by the warps of a block; of other relays another rank has them.
   const bool sums = call.uses_rails();
   if (sums && !(call.is_relay(peer) && call.await_announced(peer))) return;
-  const auto has_sum = [&](int token) {  // has a rank of this node an expert of the token, as the peer has announced?
-    bool has = false;
-    for (int k = 0; k < params.num_topk; ++k) {
-      has = call.announced_member(peer, token, k) >= 0 || has;
-    }
-    return has;
-  };
   const LowLatencyRowTable table = params.table();
   const int rows = sums ? params.max_tokens : load_stream(table.rows(peer));
   const int warps = sums ? block_warps() : static_cast<int>(params.warps_per_row);  // that share a row
-  for (int begin = 0; begin < rows; begin += kWarpSize) {
-    const int number = begin + lane_index();
-    const bool mine = number < rows && (!sums || has_sum(number));
-    const int row = mine ? number : 0;
-    const int token = mine && !sums ? load_stream(table.token(peer, row)) : row;
-    const auto staged = [&] {
-      for (int warp = 0; warp < warps; ++warp) {
-        if (load_relaxed<Scope::gpu>(call.staged_flag(peer, row, warp)) != call.epoch) return false;
-      }
-      fence<Scope::gpu>();  // acquires what all of them released
-      return true;
-    };
-    const Place<std::byte> to = call.row(common.rank, token);
-    if (!poster.post_rows(mine, token + 1, to, call.staged_row(peer, row), staged)) return;
-  }
+  poster.post_rows(rows, peer, warps, [&](int row) {
+    bool mine = row >= 0 && !sums;  // by rails, where the peer has announced an expert of this node
+    for (int k = 0; sums && row >= 0 && k < params.num_topk; ++k) {
+      mine = call.announced_member(peer, row, k) >= 0 || mine;
+    }
+    if (!mine) return PostedRow{};
+    const int token = sums ? row : load_stream(table.token(peer, row));
+    return PostedRow{token + 1, call.row(common.rank, token), row};
+  });
   poster.tell_rest();
 }
 

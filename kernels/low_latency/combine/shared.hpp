@@ -114,17 +114,11 @@ struct CombineCall : RankCall<LowLatencyKind::combine, kRdma> {
     });
   }
 
-  /// By a whole warp: its part of the row is there, or of no use to the owner. Releases it to the poster.
-  DEEP_EP_DEVICE void hand_over(int owner, int index, int warp) const {
-    warp::sync();
-    if (lane_index() == 0) store_release<Scope::system>(this->staged_flag(owner, index, warp), epoch);
-  }
   /// By rails, in the relay's heap: the row of `member` of its node for a token of far `owner`. A relay does not put
   /// its own into the window: that place is for the rows that the owner has for it.
   DEEP_EP_DEVICE Place<std::byte> row_of_member(int owner, int member, int token) const {
-    if (this->relay(owner) == member) return this->relayed_row(node(owner), token);
-    const int width = common.rail_width;
-    return row(node(owner) * width + member % width, token);
+    if (member % common.rail_width == owner % common.rail_width) return this->relayed_row(node(owner), token);
+    return row(this->rail(node(owner), member), token);
   }
 
  private:

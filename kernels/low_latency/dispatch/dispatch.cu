@@ -43,21 +43,17 @@ DEEP_EP_DEVICE void post_to(const DispatchSender<true>& sender, CallPoster<Dispa
   // that hands them on.
   const int first = call.uses_rails() ? call.node(peer) * common.rail_width : peer;
   const int served = call.uses_rails() ? static_cast<int>(common.rail_width) : 1;  // from that one on
-  bool goes_on = !call.uses_rails() || call.is_relay(peer);
+  const int tokens = !call.uses_rails() || call.is_relay(peer) ? params.num_tokens : 0;
   int slots = 0;
-  for (int begin = 0; goes_on && begin < params.num_tokens; begin += kWarpSize) {
-    const int token = begin + lane_index();
-    const bool mine = token < params.num_tokens && sender.goes_to(token, first, served);
+  poster.post_rows(tokens, common.num_ranks, 1, [&](int token) {
+    const bool mine = token >= 0 && sender.goes_to(token, first, served);
     const std::uint32_t all = warp::ballot(mine);
     const int slot = slots + count_bits(all & ((1u << lane_index()) - 1));
+    slots += count_bits(all);
     const Place<std::byte> to =
         call.uses_rails() ? call.relayed_row(call.own_node(), slot) : call.row(common.rank, slot);
-    const auto staged = [&] {
-      return load_acquire<Scope::gpu>(call.staged_flag(common.num_ranks, mine ? token : 0)) >= call.epoch;
-    };
-    goes_on = poster.post_rows(mine, slot + 1, to, call.staged_row(common.num_ranks, token), staged);
-    slots += count_bits(all);
-  }
+    return PostedRow{mine ? slot + 1 : 0, to, token};
+  });
 
   // 3. The peer has learned of the counts with the first rows, or does here: also when the call is over for this rank,
   // as ranks that disagree find that out by each other's counts.

@@ -223,7 +223,7 @@ struct DispatchReceiver {
   /// itself tells for which rank it has waited.
   DEEP_EP_DEVICE Awaited row_of(int source) const {
     const bool relayed = call().uses_rails() && call().is_far(source) && !call().is_relay(source);
-    return {relayed ? call().relay(source) : source, Wanted::low_latency_dispatch_rows, epoch};
+    return {relayed ? call().rail(call().own_node(), source) : source, Wanted::low_latency_dispatch_rows, epoch};
   }
   /// Waits for those that are missing. False: they will not come.
   DEEP_EP_DEVICE bool await(int source, Lines& lines) const {

@@ -340,9 +340,7 @@ struct DispatchSender {
       store();
       if (kRdma) {
         block::sync();
-        if (thread_index() == 0 && shared.words->staged != 0) {
-          store_release<Scope::system>(call().staged_flag(params.common.num_ranks, token), epoch());
-        }
+        if (warp_index() == 0 && shared.words->staged != 0) call().hand_over(params.common.num_ranks, token);
       }
       load(token + step, counted);
     }

@@ -69,8 +69,9 @@ struct LowLatencyWindow {
   std::size_t source_bytes = 0;  ///< room for the rows of one source in one call
 
   // A part for each source.
-  LowLatencyParts<Cell> counts;      ///< of a dispatch: a CountHead, then in each cell the rows of two local experts
-  LowLatencyParts<Cell> selections;  ///< of a combine, where the source is the owner: [token][selection]
+  LowLatencyParts<Cell> counts;  ///< of a dispatch: a CountHead, then in each cell the rows of two local experts
+  /// Of a combine, where the source is the owner: [token][selection]. A rank's own part is also what its NIC fetches.
+  LowLatencyParts<Cell> selections;
   /// A source has a place of its own: ranks that disagree in their row sizes do not overwrite each other. (Those that
   /// disagree in whether combine goes by rails, or with hooks, may; but then each of them also waits for a row that
   /// does not come, or asks all others before it blames one.)
@@ -122,8 +123,6 @@ struct LowLatencyStaging {
   std::size_t bytes = 0;
 
   LowLatencyParts<Cell> counts;  ///< of dispatch, for each peer
-  /// Of combine: this rank's selections, for each block of posters, which gathers them (and serves a peer at least).
-  LowLatencyParts<Cell> selections;
   /// One for each peer (combine), then one for all (dispatch).
   LowLatencyParts<std::byte> rows;
   /// Of the same: kMostWarpsPerRow words of each row, one of each warp that shares it: the epoch, once its part is
@@ -142,7 +141,6 @@ struct LowLatencyStaging {
     staging.ready = LowLatencyParts<std::uint64_t>::carve(
         carver, ranks + 1, std::size_t{window.slots} * kMostWarpsPerRow * sizeof(std::uint64_t));
     staging.counts = LowLatencyParts<Cell>::carve(carver, ranks, window.counts.part_bytes);
-    staging.selections = LowLatencyParts<Cell>::carve(carver, ranks, window.selections.part_bytes);
     staging.rows = LowLatencyParts<std::byte>::carve(carver, ranks + 1, window.source_bytes);
     for (auto& relayed : staging.relayed) {
       relayed = LowLatencyParts<std::byte>::carve(carver, static_cast<std::size_t>(nodes), window.source_bytes);

@@ -150,8 +150,7 @@ struct LowLatencyRow {
     if (nvfp4()) return static_cast<std::uint32_t>(hidden) / (4 * kNvfp4ScaleChannels);
     return scaled() ? static_cast<std::uint32_t>(hidden) / kScaleChannels : 0;
   }
-  DEEP_EP_HOST_DEVICE std::uint32_t scales_end() const { return scales_at() + scale_words() * 4; }
-  DEEP_EP_HOST_DEVICE std::uint32_t head_lines() const { return tagged_lines(scales_end()); }
+  DEEP_EP_HOST_DEVICE std::uint32_t head_lines() const { return tagged_lines(scales_at() + scale_words() * 4); }
   DEEP_EP_HOST_DEVICE std::uint32_t payload_bytes() const {
     if (nvfp4()) return static_cast<std::uint32_t>(hidden) / 2;
     return static_cast<std::uint32_t>(hidden) * (scaled() ? 1 : 2);

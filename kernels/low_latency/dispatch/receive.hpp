@@ -73,13 +73,10 @@ struct DispatchReceiver {
 
   // ---- Counts ----
 
-  /// Waits for one cell of `source`'s counts and puts it into shared memory.
-  DEEP_EP_DEVICE void learn(int source, int cell) const {
+  /// Waits for one cell of `source`'s counts and puts it into shared memory. False: the call is over.
+  DEEP_EP_DEVICE bool learn(int source, int cell) const {
     const LowLatencyParams& common = params.common;
-    if (left_out(source)) {  // by the send part, which may have given up all
-      if (aborted(common.wait)) store_relaxed<Scope::block>(&shared.words->failed, 1);
-      return;
-    }
+    if (left_out(source)) return !aborted(common.wait);  // by the send part, which may have given up all
     const Cell* const counts = common.window.counts.at(epoch, source, cell).in(common.local);
     std::uint64_t payload = 0;
     const bool costs = measures && cell == 0 && params.wait_cost != nullptr;
@@ -96,15 +93,14 @@ struct DispatchReceiver {
     };
     if (!wait_until(call(), {source, Wanted::low_latency_dispatch_counts, epoch}, arrived)) {
       store_relaxed<Scope::block>(&shared.left_out[source], 1);
-      if (aborted(common.wait)) store_relaxed<Scope::block>(&shared.words->failed, 1);
-      return;
+      return !aborted(common.wait);
     }
     if (costs) params.wait_cost[source] += missed - begin;
     if (cell > 0) {
       const int local = 2 * (cell - 1);
       entries(source, local) = static_cast<std::uint32_t>(payload);
       if (local + 1 < params.num_local_experts) entries(source, local + 1) = static_cast<std::uint32_t>(payload >> 32);
-      return;
+      return true;
     }
     const auto head = __builtin_bit_cast(CountHead, payload);
     shared.rows[source] = head.rows;
@@ -112,8 +108,8 @@ struct DispatchReceiver {
     if (head.call_shape != params.call_shape) {
       report_fault(common.wait, FaultKind::mismatch, Wanted::low_latency_dispatch_counts, source, 0, params.call_shape,
                    head.call_shape);
-      store_relaxed<Scope::block>(&shared.words->failed, 1);
     }
+    return head.call_shape == params.call_shape;
   }
 
   /// For one of our experts: turns the number of rows of each source into where they begin.
@@ -150,7 +146,9 @@ struct DispatchReceiver {
   DEEP_EP_DEVICE void learn_counts() const {
     const int num_ranks = params.common.num_ranks;
     const Divisor& cells = params.count_cells;
-    block::each(cells * num_ranks, [&](int i) { learn(i / cells, i % cells); });
+    block::each(cells * num_ranks, [&](int i) {
+      if (!learn(i / cells, i % cells)) store_relaxed<Scope::block>(&shared.words->failed, 1);
+    });
     block::sync();
     block::each(params.num_local_experts, [&](int local) { add_up(local); });
     block::each(num_ranks, [&](int source) {
@@ -243,43 +241,41 @@ struct DispatchReceiver {
             begin + static_cast<std::uint32_t>(part * kWarpLines + LineLane().line),
             static_cast<std::uint32_t>(params.warps_per_row * kWarpLines)};
   }
-  /// Stores the row's scales at `places`. False: the call is over, and some have not come.
+  /// Stores the row's scales at `places`, a word in each lane. False: the call is over, and some have not come.
   DEEP_EP_DEVICE bool store_scales(int source, const Lines& lines, std::uint32_t selection, std::int32_t position,
                                    std::uint32_t places) const {
+    constexpr int kWords = kWarpLines * static_cast<int>(kTaggedPayload / 4);  // that a warp has at once
     if (places == 0) return true;
-    const LineLane lane;
     const LowLatencyScales scales = params.scale_layout();
+    const int first = row.header_words(), end = first + static_cast<int>(row.scale_words());
     LinePart part = lines.head();
 #pragma unroll 1
-    for (std::uint32_t line = static_cast<std::uint32_t>(lane.line);;) {
+    for (int begin = 0;; begin += kWords) {
+      const int stop = end < begin + kWords ? end : begin + kWords;
 #pragma unroll 1
-      for (std::uint32_t left = places; left != 0; left &= left - 1) {
-        const int to = warp::shuffle(position, lowest_bit(left));
-        const int local = local_expert(warp::shuffle(selection, lowest_bit(left)));
-        const std::int64_t first = scales.first(local, to - local * scales.rows);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const std::uint32_t at = lane.payload_at(line) + 4 * static_cast<std::uint32_t>(i);
-          if (at < row.scales_at() || at >= row.scales_end() || (lane.has_tag() && i >= 2)) continue;
-          const std::uint32_t scale = (at - row.scales_at()) / 4;
-          const auto bits = static_cast<std::uint32_t>(part.word[i / 2] >> (32 * (i % 2)));
+      for (int word = begin == 0 ? first : begin; word < stop; word += kWarpSize) {
+        const int at = word + lane_index(), scale = at - first;
+        const std::uint32_t bits = header_word(part, at - begin);
+        each_bit(places, [&](int k) {
+          const int to = warp::shuffle(position, k), local = local_expert(warp::shuffle(selection, k));
+          auto* const words =
+              reinterpret_cast<std::uint32_t*>(params.recv_scales) + scales.first(local, to - local * scales.rows);
+          if (at >= stop) return;
           if (scales.packed()) {  // the exponent of a power of two
-            const std::int64_t word = first + std::int64_t{scale / 4} * scales.stride();
-            params.recv_scales[word * 4 + scale % 4] = static_cast<std::byte>(bits >> 23);
+            auto* const exponents = reinterpret_cast<std::byte*>(words + std::int64_t{scale / 4} * scales.stride());
+            exponents[scale % 4] = static_cast<std::byte>(bits >> 23);
           } else {
-            const std::int64_t word = first + std::int64_t{scale} * scales.stride();
-            reinterpret_cast<std::uint32_t*>(params.recv_scales)[word] = bits;
+            words[std::int64_t{scale} * scales.stride()] = bits;
           }
-        }
+        });
       }
-      // Rare: there are more than fit into the first lines.
-      if (warp::all(lane.payload_at(line + kWarpLines) >= row.scales_end())) return true;
-      line += kWarpLines;
-      const bool there = wait_until<WholeWarp>(call(), row_of(source), [&](const Poll&) {
-        part = load_line(lines.row + lane.byte_at(line), line < lines.lines);
+      if (stop == end) return true;  // nearly always: all scales are in the first lines
+      const auto line = static_cast<std::uint32_t>((begin / kWords + 1) * kWarpLines + LineLane().line);
+      const auto arrived = [&](const Poll&) {
+        part = load_line(lines.row + LineLane().byte_at(line), line < lines.lines);
         return all_tagged(part, epoch, line < lines.lines);
-      });
-      if (!there) return false;
+      };
+      if (!wait_until<WholeWarp>(call(), row_of(source), arrived)) return false;
     }
   }
 

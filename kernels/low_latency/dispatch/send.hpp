@@ -52,7 +52,8 @@ struct DispatchShared {
 // A warp has the header in the lines that it loads at once: the token, and of each selection expert and slot or weight.
 static_assert(sizeof(std::uint32_t) * (1 + 2 * kMaxTopk) <= kWarpLines * kTaggedPayload);
 
-/// Word `word` of the header, of whose lines each lane has a part; another one in every lane. By a whole warp.
+/// Word `word` of the header, or of scales, of whose lines each lane has a part; another one in every lane. By a whole
+/// warp.
 DEEP_EP_DEVICE std::uint32_t header_word(const LinePart& head, int word) {
   const std::uint32_t at = 4 * static_cast<std::uint32_t>(word);
   const std::uint32_t in_line = at % kTaggedPayload;

@@ -39,13 +39,9 @@ struct UnreducedPusher : RowPusher {
 
   /// By whole warps: all rows.
   DEEP_EP_DEVICE void push_all(const UnreducedCall& call) const {
-    if (params.signals.words == nullptr) {
-      push_rows<false>(call);
-      return;
-    }
     int missing = kNoSignal;
     const auto all_pushed = [&](const Poll&) {
-      missing = push_rows<true>(call);
+      missing = push_rows(call);
       return missing == kNoSignal;
     };
     poll_until<16>(all_pushed, [&](const Poll& poll) {
@@ -57,22 +53,22 @@ struct UnreducedPusher : RowPusher {
  private:
   static constexpr int kNoSignal = -1;
 
-  /// Pushes the group's rows; kSignalled: those that are there and have not left. Returns a signal that another waits
+  /// Pushes the group's rows: with signals those that are there and have not left. Returns a signal that another waits
   /// for.
-  template <bool kSignalled>
   DEEP_EP_DEVICE int push_rows(const UnreducedCall& call) const {
+    const LowLatencySignals& signals = params.signals;
     int missing = kNoSignal;
     std::uint32_t* done = shared.pushed + group * params.held_up(step());
-    if constexpr (kSignalled) warp::sync();  // what lane 0 has noted in the round before
+    warp::sync();  // what lane 0 has noted in the round before
     each([&](const CombineRow& row, int member) {
       const bool here = row.position >= 0;
       const int before = count_bits(warp::ballot(here) & ((1u << lane_index()) - 1));
       std::uint32_t rows = warp::ballot(here && (before & ((1 << sharing) - 1)) == member);
-      if constexpr (kSignalled) {
+      if (signals.words != nullptr) {
         rows &= ~*done;
         const bool wanted = (rows >> lane_index() & 1) != 0;
         const int word = wanted ? signal_of(row.position) : kNoSignal;
-        const bool ready = wanted && load_acquire<Scope::gpu>(params.signals.words + word) >= params.signals.expected;
+        const bool ready = wanted && load_acquire<Scope::gpu>(signals.words + word) >= signals.expected;
         const std::uint32_t now = warp::ballot(ready);
         if (now != rows) missing = warp::shuffle(word, lowest_bit(rows & ~now));
         warp::sync();  // all have read the bits, and the rows are acquired for every lane
@@ -84,16 +80,15 @@ struct UnreducedPusher : RowPusher {
       const int first_expert = params.common.rank * params.num_local_experts;
       const int expert = first_expert + row.position / params.expert_rows();  // named by the row's tags
       each_bit(rows, [&](int k) {
-        copy<kSignalled>(warp::shuffle(row.position, k), call.selected_row(row.token, k).in(heap),
-                         call.tag(static_cast<std::uint32_t>(warp::shuffle(expert, k))));
+        copy(warp::shuffle(row.position, k), call.selected_row(row.token, k).in(heap),
+             call.tag(static_cast<std::uint32_t>(warp::shuffle(expert, k))));
       });
       return true;
     });
     return missing;
   }
 
-  /// This warp's share of the lines of row `position` of x. kWhileWritten: other rows of x may still be written.
-  template <bool kWhileWritten>
+  /// This warp's share of the lines of row `position` of x, of which other rows may still be written.
   DEEP_EP_DEVICE void copy(std::int32_t position, std::byte* to, std::uint64_t tag) const {
     const auto* from = reinterpret_cast<const Vec16*>(params.x) + std::int64_t{position} * wire().vectors;
     std::uint32_t line = first_line();
@@ -103,7 +98,7 @@ struct UnreducedPusher : RowPusher {
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
         const int vector = i < left ? wire().vector(line + i * line_step()) : -1;
-        if (vector >= 0) loaded[i] = kWhileWritten ? load_weak(from + vector) : load_stream(from + vector);
+        if (vector >= 0) loaded[i] = load_weak(from + vector);
       }
 #pragma unroll
       for (int i = 0; i < kTogether; ++i, line += line_step()) {

@@ -29,8 +29,7 @@ struct LowLatencyCounters {
   /// and none that has not added its part sees the next call.
   std::uint64_t sent, received;
   std::uint32_t arrived;   ///< blocks that are done, if the last one tells the peers so; reset
-  std::uint32_t finished;  ///< with masking: blocks that have received; reset
-  std::uint64_t versions;  ///< with masking: sum of what the blocks saw as ControlState::version; reset
+  std::uint64_t finished;  ///< with masking: sum of what blocks that have received say; see receive_with_masks(); reset
 
   /// By one thread of every block, once the block knows the epoch.
   DEEP_EP_DEVICE void add_part(LowLatencyPhase phase) {

@@ -227,7 +227,7 @@ struct CallWords {
   struct Epochs {
     std::uint64_t send, receive;
   } epochs;            ///< of the call that the kernel sends, and of the one that it receives
-  std::uint64_t seen;  ///< the version of the masks when the block began to receive; then the sum of all blocks'
+  std::uint64_t seen;  ///< the version of the masks when the block began to receive
   std::int32_t last;   ///< all other blocks have finished
   std::int32_t again;  ///< not all was received with the same masks, and this block is to receive again
 
@@ -248,25 +248,21 @@ struct CallWords {
 template <class Receive>
 DEEP_EP_DEVICE bool receive_with_masks(const LowLatencyParams& common, LowLatencyKind kind, CallWords& words,
                                        Receive receive) {
+  constexpr int kVersionBits = 48;  // of the sum of versions; above it are the blocks that it is of
 #pragma unroll 1
   for (bool again = false;; again = true) {
     receive(again);
     if (common.mask == nullptr) return false;
     block::sync();
     if (thread_index() == 0) {
-      LowLatencyCounters& counters = common.counters(kind);
-      const auto blocks = static_cast<std::uint32_t>(common.working_blocks);
-      words.again = 0;
-      if (!again) {
-        add_relaxed<Scope::gpu>(&counters.versions, words.seen);
-        words.last = last_to_arrive<Scope::gpu>(&counters.finished, blocks) ? 1 : 0;
-      }
-      if (words.last != 0) {
-        const std::uint64_t seen = again ? words.seen : load_relaxed<Scope::gpu>(&counters.versions);
-        words.seen = load_acquire<Scope::gpu>(&common.wait.control->version) * blocks;
-        words.again = seen == words.seen ? 0 : 1;
-        store_relaxed<Scope::gpu>(&counters.versions, 0);
-      }
+      std::uint64_t& finished = common.counters(kind).finished;
+      const auto blocks = static_cast<std::uint64_t>(common.working_blocks);
+      const std::uint64_t own = (std::uint64_t{1} << kVersionBits) + words.seen;
+      const std::uint64_t all = again ? own * blocks : fetch_add_acq_rel<Scope::gpu>(&finished, own) + own;
+      words.seen = load_acquire<Scope::gpu>(&common.wait.control->version);
+      words.last = all >> kVersionBits == blocks ? 1 : 0;
+      words.again = words.last != 0 && all != ((std::uint64_t{1} << kVersionBits) + words.seen) * blocks ? 1 : 0;
+      if (words.last != 0) store_relaxed<Scope::gpu>(&finished, std::uint64_t{0});
     }
     block::sync();
     if (words.again == 0) return words.last != 0;

@@ -56,7 +56,7 @@ json sized(const char* mode, const BufferOptions& options, int ranks, int ranks_
            {{"received", layout.bytes() - layout.arena_at()},
             {"window", layout.window_bytes},
             {"low_latency", layout.low_latency.bytes},
-            {"staging", layout.staging.bytes},
+            {"staging", layout.low_latency.staging_bytes},
             {"signals", layout.low_latency_at()}}},
           // Bytes that NICs read and write: the heap, where there is a NIC to use.
           {"rdma_bytes", queue_pairs == 0 ? 0 : layout.bytes()},

@@ -48,10 +48,7 @@ BufferPlan BufferPlan::make(const BufferOptions& asked, const NodeMembership& no
     if (*reach.why_no_rails == '\0') reach.rail_width = width;
   }
   // Memory from which NICs fetch rows, and, with rails, rows for relays to forward.
-  if (!plan.reach.far.empty()) {
-    layout.staging = LowLatencyStaging::make(layout.staging_at(), layout.low_latency,
-                                             plan.reach.rail_width == 0 ? 0 : nodes.num_nodes);
-  }
+  if (!plan.reach.far.empty()) layout.low_latency.add_staging(plan.reach.rail_width == 0 ? 0 : nodes.num_nodes);
   return plan;
 }
 

@@ -20,13 +20,11 @@ namespace deep_ep {
 struct HeapLayout {
   ControlWindow control;
   LowLatencyWindow low_latency;  ///< bytes 0: none
-  LowLatencyStaging staging;     ///< bytes 0: none
   std::size_t window_bytes = 0, arena_bytes = 0;
 
   std::size_t sink_at() const { return control.bytes(); }
   std::size_t low_latency_at() const { return sink_at() + kLine; }
-  std::size_t staging_at() const { return low_latency_at() + low_latency.bytes; }
-  std::size_t window_at() const { return staging_at() + staging.bytes; }
+  std::size_t window_at() const { return low_latency_at() + low_latency.bytes + low_latency.staging_bytes; }
   std::size_t arena_at() const { return window_at() + window_bytes; }
   std::size_t bytes() const { return arena_at() + arena_bytes; }
 };

@@ -134,7 +134,8 @@ std::string Runtime::describe() const {
   if (on_gpu()) heap += fmt::format(", shared by {}", name_of(heap_->kind()));
   heap += fmt::format(": signals {}", format_bytes(layout.control.bytes()));
   if (layout.low_latency.bytes != 0) heap += fmt::format(", low latency {}", format_bytes(layout.low_latency.bytes));
-  if (layout.staging.bytes != 0) heap += fmt::format(", for NICs to read {}", format_bytes(layout.staging.bytes));
+  const std::size_t staging = layout.low_latency.staging_bytes;
+  if (staging != 0) heap += fmt::format(", for NICs to read {}", format_bytes(staging));
   return fmt::format(
       "rank {} of {} on {}, node {} of {}: {}\n{}, window {}, received tensors {}\n{}\n{}\ntime-out: {}\n", rank(),
       num_ranks(), to_string(device()), nodes().node[static_cast<std::size_t>(rank())], nodes().num_nodes,

@@ -71,7 +71,6 @@ struct LowLatencyParams {
   /// is far, there is at most one, and it tells the peers what concerns all of them.
   int working_blocks = 0;
   LowLatencyWindow window;
-  LowLatencyStaging staging;          ///< where somebody is far
   LowLatencyMailbox* told = nullptr;  ///< [num_ranks][kinds]: what far ranks have been told. In device memory
   LowLatencyState* state = nullptr;
   WaitContext wait;

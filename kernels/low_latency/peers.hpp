@@ -185,9 +185,9 @@ struct RankCall {
   DEEP_EP_DEVICE Place<std::byte> row(int source, int slot) const {
     return common.window.rows[kIndex].at(epoch, source, slot, row_bytes);
   }
-  /// The place from which a poster sends row `index` to rank `to`, or to all peers: see LowLatencyStaging.
+  /// The place from which a poster sends row `index` to rank `to`, or to all peers: see LowLatencyWindow.
   DEEP_EP_DEVICE Place<std::byte> staged_row(int to, int index) const {
-    return common.staging.rows.at(epoch, to, index, row_bytes);
+    return common.window.staged_rows.at(epoch, to, index, row_bytes);
   }
   /// By a whole warp: its part of that row is there, or of no use to the peer. Releases it to the poster.
   DEEP_EP_DEVICE void hand_over(int to, int index, int warp = 0) const {
@@ -202,14 +202,14 @@ struct RankCall {
     fence<Scope::gpu>();
     return true;
   }
-  /// Row `slot` that this rank hands on, or its own part of it: see LowLatencyStaging.
+  /// Row `slot` that this rank hands on, or its own part of it: see LowLatencyWindow.
   DEEP_EP_DEVICE Place<std::byte> relayed_row(int node, int slot) const {
-    return common.staging.relayed[kIndex].at(epoch, node, slot, row_bytes);
+    return common.window.relayed[kIndex].at(epoch, node, slot, row_bytes);
   }
 
  private:
   DEEP_EP_DEVICE std::uint64_t* staged_flag(int to, int index, int warp) const {
-    return common.staging.ready.at(epoch, to, index * LowLatencyStaging::kMostWarpsPerRow + warp).in(common.local);
+    return common.window.ready.at(epoch, to, index * LowLatencyWindow::kMostWarpsPerRow + warp).in(common.local);
   }
 };
 

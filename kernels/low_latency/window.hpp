@@ -48,8 +48,11 @@ struct LowLatencyParts {
   std::size_t begin = 0, part_bytes = 0;
   int parts = 0;
 
-  static LowLatencyParts carve(Carver& carver, std::size_t parts, std::size_t part_bytes) {
-    return {carver.place<std::byte>(2 * parts * part_bytes, kLine), part_bytes, static_cast<int>(parts)};
+  /// So many parts, each of whole lines, so that no two sources write to the same one.
+  void carve(Carver& carver, std::size_t count, std::size_t items) {
+    part_bytes = align_to_line(items * sizeof(T));
+    parts = static_cast<int>(count);
+    begin = carver.place<std::byte>(2 * count * part_bytes, kLine);
   }
   /// Item number `item` of a part. A call's rows have a size (a multiple of kTaggedLine) of their own.
   DEEP_EP_HOST_DEVICE Place<T> at(std::uint64_t epoch, int part, int item = 0,
@@ -62,6 +65,7 @@ struct LowLatencyParts {
 struct LowLatencyWindow {
   static constexpr std::size_t kBytesPerSlot = 8192;           ///< of the window, for each source: decides the slots
   static constexpr std::size_t kParts = 2 * kLowLatencyKinds;  ///< of rows, for each source
+  static constexpr int kMostWarpsPerRow = 16;                  ///< that share a row of combine, or by rails add one
 
   std::size_t begin = 0;         ///< offset in the heap
   std::uint32_t slots = 0;       ///< tokens that a rank may send in one call
@@ -77,6 +81,20 @@ struct LowLatencyWindow {
   /// does not come, or asks all others before it blames one.)
   LowLatencyParts<std::byte> rows[kLowLatencyKinds];
 
+  // Staging memory, behind the window: what this rank's NIC fetches; and by rails, where rows wait that this rank hands
+  // on. The half of a call is written again two calls later. By then every poster of the call in between has seen the
+  // completions of what it found posted; and a peer that sends rows to hand on, the only thing that peers write here,
+  // has this rank's word that it has finished the call before the last.
+  std::size_t staging_bytes = 0;           ///< 0: nobody is far
+  LowLatencyParts<Cell> staged_counts;     ///< of dispatch, for each peer
+  LowLatencyParts<std::byte> staged_rows;  ///< one part for each peer (combine), then one for all (dispatch)
+  /// Of the same: kMostWarpsPerRow words of each row, one of each warp that shares it: the epoch, once its part is
+  /// staged.
+  LowLatencyParts<std::uint64_t> ready;
+  /// By rails, rows that this rank hands on, for each node. Dispatch: of the rank on its rail there, which writes them.
+  /// Combine: this rank's own parts of the rows of that rank's tokens.
+  LowLatencyParts<std::byte> relayed[kLowLatencyKinds];
+
   /// A window at `begin` of the heap in which rows have `bytes` bytes.
   static LowLatencyWindow make(std::size_t begin, std::size_t bytes, int num_ranks, int max_local_experts) {
     const auto ranks = static_cast<std::size_t>(num_ranks);
@@ -89,14 +107,24 @@ struct LowLatencyWindow {
     Carver carver = Carver::without_memory();
     carver.place<std::byte>(begin);
     window.mailboxes_ = carver.place<LowLatencyMailbox>(kLowLatencyKinds * ranks);
-    // Whole lines, so that no two sources write to the same one.
-    const std::size_t cells = 1 + (static_cast<std::size_t>(max_local_experts) + 1) / 2;
-    window.counts = LowLatencyParts<Cell>::carve(carver, ranks, align_to_line(cells * sizeof(Cell)));
-    window.selections = LowLatencyParts<Cell>::carve(carver, ranks, window.slots * kMaxTopk * sizeof(Cell));
+    window.counts.carve(carver, ranks, 1 + (static_cast<std::size_t>(max_local_experts) + 1) / 2);
+    window.selections.carve(carver, ranks, std::size_t{window.slots} * kMaxTopk);
     window.source_bytes = bytes / (kParts * ranks) / kLine * kLine;
-    for (auto& rows : window.rows) rows = LowLatencyParts<std::byte>::carve(carver, ranks, window.source_bytes);
+    for (auto& rows : window.rows) rows.carve(carver, ranks, window.source_bytes);
     window.bytes = window.rows[0].begin - begin + bytes / kLine * kLine;
     return window;
+  }
+
+  /// `nodes`: whose rows this rank may hand on; 0: calls never go by rails.
+  void add_staging(int nodes) {
+    const auto ranks = static_cast<std::size_t>(counts.parts);
+    Carver carver = Carver::without_memory();
+    carver.place<std::byte>(begin + bytes);
+    ready.carve(carver, ranks + 1, std::size_t{slots} * kMostWarpsPerRow);
+    staged_counts.carve(carver, ranks, counts.part_bytes / sizeof(Cell));
+    staged_rows.carve(carver, ranks + 1, source_bytes);
+    for (auto& of : relayed) of.carve(carver, static_cast<std::size_t>(nodes), source_bytes);
+    staging_bytes = carver.bytes() - begin - bytes;
   }
 
   /// Only the call under way needs this memory. Zeros stand for nothing there.
@@ -111,43 +139,6 @@ struct LowLatencyWindow {
 
  private:
   std::size_t mailboxes_ = 0;
-};
-
-/// What this rank's NIC fetches; and by rails, where rows wait that this rank hands on. The half of a call is written
-/// again two calls later. By then every poster of the call in between has seen the completions of what it found posted;
-/// and a peer that sends rows to hand on, the only thing that peers write here, has this rank's word that it has
-/// finished the call before the last.
-struct LowLatencyStaging {
-  static constexpr int kMostWarpsPerRow = 16;  ///< that share a row of combine, or by rails add one
-
-  std::size_t bytes = 0;
-
-  LowLatencyParts<Cell> counts;  ///< of dispatch, for each peer
-  /// One for each peer (combine), then one for all (dispatch).
-  LowLatencyParts<std::byte> rows;
-  /// Of the same: kMostWarpsPerRow words of each row, one of each warp that shares it: the epoch, once its part is
-  /// staged.
-  LowLatencyParts<std::uint64_t> ready;
-  /// By rails, rows that this rank hands on, for each node. Dispatch: of the rank on its rail there, which writes them.
-  /// Combine: this rank's own parts of the rows of that rank's tokens.
-  LowLatencyParts<std::byte> relayed[kLowLatencyKinds];
-
-  /// `nodes`: whose rows this rank may hand on; 0: calls never go by rails.
-  static LowLatencyStaging make(std::size_t begin, const LowLatencyWindow& window, int nodes) {
-    const auto ranks = static_cast<std::size_t>(window.counts.parts);
-    LowLatencyStaging staging;
-    Carver carver = Carver::without_memory();
-    carver.place<std::byte>(begin);
-    staging.ready = LowLatencyParts<std::uint64_t>::carve(
-        carver, ranks + 1, std::size_t{window.slots} * kMostWarpsPerRow * sizeof(std::uint64_t));
-    staging.counts = LowLatencyParts<Cell>::carve(carver, ranks, window.counts.part_bytes);
-    staging.rows = LowLatencyParts<std::byte>::carve(carver, ranks + 1, window.source_bytes);
-    for (auto& relayed : staging.relayed) {
-      relayed = LowLatencyParts<std::byte>::carve(carver, static_cast<std::size_t>(nodes), window.source_bytes);
-    }
-    staging.bytes = carver.bytes() - begin;
-    return staging;
-  }
 };
 
 }  // namespace deep_ep

@@ -39,7 +39,6 @@ LowLatency::LowLatency(Runtime& runtime) : runtime_(runtime) {
                                                    sizeof(LowLatencyMailbox));
   common.peers = connections_->device_peers();
   common.told = told_.get();
-  common.staging = runtime.layout().staging;
   common.lanes = runtime.options().low_latency.lanes;
   for (const int far : reach.far) common.set_far(far);
 }

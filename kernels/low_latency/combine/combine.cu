@@ -219,7 +219,7 @@ DEEP_EP_DEVICE void post_combine(const LowLatencyCombineParams& params, const Ca
 }
 
 // By rails every warp of a block shares the row that it adds.
-static_assert(kernels::combine_low_latency_rdma::kMaxThreads / 32 <= LowLatencyStaging::kMostWarpsPerRow);
+static_assert(kernels::combine_low_latency_rdma::kMaxThreads / 32 <= LowLatencyWindow::kMostWarpsPerRow);
 
 /// kRdma: some ranks are reached by RDMA. kWeighted: the weights came with the dispatch. kUnreduced: rows travel as the
 /// experts left them. Kernels of their own, so that the first one does not carry their registers and instructions.

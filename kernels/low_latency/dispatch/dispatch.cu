@@ -28,7 +28,7 @@ DEEP_EP_DEVICE void post_to(const DispatchSender<true>& sender, CallPoster<Dispa
   // 1. The counts.
   if (poster.lane == 0) {
     const std::uint32_t relayed = call.is_relay(peer) ? sender.shared.relayed[call.node(peer)] : 0;
-    const Place<Cell> staged = common.staging.counts.at(call.epoch, peer);
+    const Place<Cell> staged = common.window.staged_counts.at(call.epoch, peer);
     warp::each(params.count_cells, [&](int cell) {
       store_cell(staged.in(common.local) + cell, sender.count_payload(peer, cell, relayed), call.epoch);
     });

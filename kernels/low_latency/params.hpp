@@ -71,7 +71,6 @@ struct LowLatencyParams {
   /// is far, there is at most one, and it tells the peers what concerns all of them.
   int working_blocks = 0;
   LowLatencyWindow window;
-  LowLatencyMailbox* told = nullptr;  ///< [num_ranks][kinds]: what far ranks have been told. In device memory
   LowLatencyState* state = nullptr;
   WaitContext wait;
   WaitContext posts;              ///< of waits for queue pairs: with masking a failed one does not end the call

@@ -141,8 +141,7 @@ struct RankCall {
   /// By the owner of a queue pair to a far rank: tells it, behind everything posted there before.
   template <class Group>
   DEEP_EP_DEVICE bool tell(rdma::PortChannel<Group>& queue, int peer, int index, std::uint64_t value) const {
-    return queue.signal(own_word(index), common.told[peer * static_cast<int>(kLowLatencyKinds) + kIndex].word[index],
-                        value);
+    return queue.signal(own_word(index), *common.window.told(kKind, peer, index).in(common.local), value);
   }
   /// By a whole warp: tells the near ranks up to which call this one has received, ordered after all reads of that
   /// call; and where it `begins` that it has begun to send this one.

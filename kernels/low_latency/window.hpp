@@ -106,7 +106,7 @@ struct LowLatencyWindow {
     window.slots = static_cast<std::uint32_t>(std::min(bytes / (ranks * kBytesPerSlot), most_slots));
     Carver carver = Carver::without_memory();
     carver.place<std::byte>(begin);
-    window.mailboxes_ = carver.place<LowLatencyMailbox>(kLowLatencyKinds * ranks);
+    window.mailboxes_ = carver.place<LowLatencyMailbox>(2 * kLowLatencyKinds * ranks);
     window.counts.carve(carver, ranks, 1 + (static_cast<std::size_t>(max_local_experts) + 1) / 2);
     window.selections.carve(carver, ranks, std::size_t{window.slots} * kMaxTopk);
     window.source_bytes = bytes / (kParts * ranks) / kLine * kLine;
@@ -133,8 +133,12 @@ struct LowLatencyWindow {
 
   /// A word (see LowLatencyMailbox) by which `source` tells something to the rank whose heap it is.
   DEEP_EP_HOST_DEVICE Place<std::uint64_t> word(LowLatencyKind kind, int source, int index) const {
-    const auto mailbox = static_cast<std::size_t>(static_cast<int>(kind) * counts.parts + source);
+    const auto mailbox = static_cast<std::size_t>(static_cast<int>(kind) * 2 * counts.parts + source);
     return {mailboxes_ + mailbox * sizeof(LowLatencyMailbox) + static_cast<std::size_t>(index) * sizeof(std::uint64_t)};
+  }
+  /// What this rank has told a far one by such a word.
+  DEEP_EP_HOST_DEVICE Place<std::uint64_t> told(LowLatencyKind kind, int peer, int index) const {
+    return word(kind, counts.parts + peer, index);
   }
 
  private:

@@ -35,10 +35,7 @@ LowLatency::LowLatency(Runtime& runtime) : runtime_(runtime) {
   if (reach.far.empty()) return;
   connections_ = &runtime.connections(BufferPlan::kLowLatency);
   setup_.nic_bytes_per_ns = connections_->bytes_per_ns();
-  told_ = runtime.zeroed_memory<LowLatencyMailbox>(static_cast<std::size_t>(runtime.num_ranks()) * kLowLatencyKinds *
-                                                   sizeof(LowLatencyMailbox));
   common.peers = connections_->device_peers();
-  common.told = told_.get();
   common.lanes = runtime.options().low_latency.lanes;
   for (const int far : reach.far) common.set_far(far);
 }
@@ -245,10 +242,9 @@ void LowLatency::reconnect(Bootstrap& ranks, std::uint64_t calls) try {
   Executor& executor = *runtime_.executor();
   for (const int far : setup_.reach.far) {
     for (const LowLatencyKind kind : {LowLatencyKind::dispatch, LowLatencyKind::combine}) {
-      std::uint64_t* const been_told = setup_.common.window.word(kind, far, 0).in(setup_.common.local);
-      const auto index = static_cast<std::size_t>(far) * kLowLatencyKinds + static_cast<std::size_t>(kind);
-      for (void* end : {static_cast<void*>(told_.get() + index), static_cast<void*>(been_told)}) {
-        executor.copy(end, &told, sizeof told, runtime_.comm_stream());
+      const LowLatencyWindow& window = setup_.common.window;
+      for (const Place<std::uint64_t> end : {window.told(kind, far, 0), window.word(kind, far, 0)}) {
+        executor.copy(end.in(setup_.common.local), &told, sizeof told, runtime_.comm_stream());
       }
     }
   }

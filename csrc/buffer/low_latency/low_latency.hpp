@@ -85,10 +85,8 @@ class LowLatency : public std::enable_shared_from_this<LowLatency> {
   void reconnect(Bootstrap& ranks, std::uint64_t calls);
 
   Runtime& runtime_;
-  std::shared_ptr<LowLatencyState> state_;  ///< device memory
-  // Null where no rank is reached by RDMA. Device memory, [num_ranks][kinds]: what ranks have been told by RDMA.
-  rdma::Connections* connections_ = nullptr;
-  std::shared_ptr<LowLatencyMailbox> told_;
+  std::shared_ptr<LowLatencyState> state_;    ///< device memory
+  rdma::Connections* connections_ = nullptr;  ///< null where no rank is reached by RDMA
   LowLatencySetup setup_;
   bool shown_ = false;      ///< has the program been given the memory of calls? It may write there
   std::size_t logged_ = 0;  ///< verdicts

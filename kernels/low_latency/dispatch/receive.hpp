@@ -165,36 +165,26 @@ struct DispatchReceiver {
 
   /// All rows, where this warp is `part` of the `group`-th of `groups` groups. By rails first those of its own node;
   /// then it hands on what other nodes have sent to this rank for all of its node; then those that others hand on to
-  /// it. The sources take turns, as their rows arrive at the same time.
+  /// it. The sources take turns, as their rows arrive at the same time; in a different order for each slot, so that
+  /// those of one turn by rails fall to all groups.
   DEEP_EP_DEVICE void receive_rows(int group, int groups, int part) const {
-    const int ranks = params.common.num_ranks;
-    const int width = call().uses_rails() ? params.common.rail_width : params.common.num_ranks;
-    const int own = call().uses_rails() ? call().own_node() * width : 0;  // the first rank of this node
+    const Divisor& ranks = params.common.num_ranks;
 #pragma unroll 1
     for (int turn = 0; turn < (call().uses_rails() ? 3 : 1); ++turn) {
       const bool relays = kRdma && turn == 1;
-      const std::uint32_t* const rows = relays ? shared.relayed : shared.rows;
-      const auto sources = [&] {
-        if constexpr (kRdma) {
-          return turn == 0 ? width : relays ? ranks / width - 1 : ranks - width;
-        } else {
-          return params.common.num_ranks;  // rows are divided by it at low cost
-        }
-      }();
-      const int first = turn == 0 ? own : relays ? params.common.rank + width : own + width;
-      const auto source = [&](int i) {
-        const int at = first + (relays ? i * width : i);
-        return at < ranks ? at : at - ranks;
+      const auto rows = [&](int source) {
+        if (relays) return static_cast<int>(shared.relayed[source]);
+        const bool taken = !call().uses_rails() || call().in_own_node(source) == (turn == 0);
+        return taken ? static_cast<int>(shared.rows[source]) : 0;
       };
-      std::uint32_t most = 0;  // rows of any source
+      int most = 0;  // rows of any source
 #pragma unroll 1
-      for (int i = 0; i < sources; ++i) most = rows[source(i)] > most ? rows[source(i)] : most;
-      const int all = static_cast<int>(most) * sources;
+      for (int source = 0; source < ranks; ++source) most = rows(source) > most ? rows(source) : most;
+      const int all = most * ranks;
 #pragma unroll 1
       for (int i = group; i < all; i += groups) {
-        const int slot = i / sources;
-        const int from = source(i % sources);
-        if (static_cast<std::uint32_t>(slot) < rows[from]) receive_row(from, slot, part, relays, i + groups >= all);
+        const int slot = i / ranks, source = (i + slot) % ranks;
+        if (slot < rows(source)) receive_row(source, slot, part, relays, i + groups >= all);
       }
     }
   }

@@ -203,6 +203,7 @@ struct LowLatencyCallParams {
   Divisor num_topk;
   int hidden;
   Divisor num_local_experts;
+  Divisor expert_rows;       ///< num_ranks * max_tokens: each local expert has room for so many
   std::uint32_t call_shape;  ///< a hash of these and of what the kind of call adds: ranks that disagree find out
 
   Divisor warps_per_row;  ///< that share a row: receiving it (dispatch, divides the warps of a block), or pushing it
@@ -215,8 +216,6 @@ struct LowLatencyCallParams {
   std::int64_t* wait_cost;  ///< [R], added to; nullptr: none
 
   DEEP_EP_HOST_DEVICE int num_experts() const { return num_local_experts * common.num_ranks; }
-  /// Rows that each local expert has room for.
-  DEEP_EP_HOST_DEVICE int expert_rows() const { return common.num_ranks * max_tokens; }
   /// The rank of an expert, negative for none.
   DEEP_EP_HOST_DEVICE int rank_of(int expert) const { return expert < 0 ? -1 : expert / num_local_experts; }
   DEEP_EP_HOST_DEVICE LowLatencyRowTable table() const { return {row_table, common.num_ranks, max_tokens, num_topk}; }
@@ -240,7 +239,7 @@ struct LowLatencyDispatchParams : LowLatencyCallParams {
   }
 
   // What is received: R = num_ranks, M = max_tokens, L = num_local_experts.
-  DEEP_EP_HOST_DEVICE LowLatencyScales scale_layout() const { return {format, hidden, expert_rows()}; }
+  DEEP_EP_HOST_DEVICE LowLatencyScales scale_layout() const { return {format, hidden, expert_rows}; }
   std::byte* recv_x;           ///< [L, R * M] rows
   std::byte* recv_scales;      ///< [L, hidden / 128 (UE8M0: / 512), R * M] words; nullptr: bf16
   std::int32_t* recv_count;    ///< [L]
@@ -257,7 +256,7 @@ struct LowLatencyDispatchParams : LowLatencyCallParams {
 struct LowLatencySignals {
   const std::uint32_t* words = nullptr;  ///< [local experts, words_of_expert]; nullptr: all rows are there
   int words_of_expert = 1;
-  int rows_of_word = 0;
+  Divisor rows_of_word;
   std::uint32_t expected = 0;  ///< a word says so once it is at least this
 };
 
@@ -275,7 +274,7 @@ struct LowLatencyCombineParams : LowLatencyCallParams {
 
   /// Rows that each of so many groups of warps pushes, at most, and that signals may hold up.
   DEEP_EP_HOST_DEVICE int held_up(int groups) const {
-    return signals.words == nullptr || groups == 0 ? 0 : (expert_rows() + groups - 1) / groups;
+    return signals.words == nullptr || groups == 0 ? 0 : (expert_rows + groups - 1) / groups;
   }
 };
 

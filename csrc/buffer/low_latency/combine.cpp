@@ -29,7 +29,7 @@ bool goes_unreduced(const LowLatencyCombineArguments& arguments, const LowLatenc
 int warps_per_row(const LowLatencyCombinePlan& plan, bool unreduced, const LowLatencySetup& setup) {
   if (!setup.on_gpu()) return std::min(plan.warps, kHostWarpsPerRow);
   const std::int64_t pieces = unreduced ? int{plan.params.num_topk} : 1;
-  const bool few = plan.params.expert_rows() * pieces <= plan.most_working_blocks;
+  const bool few = plan.params.expert_rows * pieces <= plan.most_working_blocks;
   return std::min(plan.warps, few ? kGpuWarpsPerRowFew : kGpuWarpsPerRow);
 }
 
@@ -56,7 +56,7 @@ void set_overlap(LowLatencyCombineParams& params, const LowLatencyCombineArgumen
   const auto* words =
       checked_memory<std::int32_t>("overlap.signals", overlap.signals, setup.device, DType::int32, {kAnySize});
   if (!overlap.signals) return;
-  const std::int64_t rows = params.expert_rows(), experts = params.num_local_experts;
+  const std::int64_t rows = params.expert_rows, experts = params.num_local_experts;
   const std::int64_t rows_of_word = overlap.signal_rows == 0 ? rows : overlap.signal_rows;
   const std::int64_t words_of_expert = (rows + rows_of_word - 1) / rows_of_word;
   if (overlap.signals->size(0) < experts * words_of_expert) {
@@ -78,7 +78,7 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyCombinePlan& pla
   // Unreduced: groups share the selections of a row, and one more block waits for what all say. Two blocks add a token
   // where there are so many, but for ranks that RDMA reaches, or that calls may leave out. For others one more block
   // tells what concerns all ranks, if an SM is left for it.
-  const int pieces = params.expert_rows() * (unreduced ? int{params.num_topk} : 1);
+  const int pieces = params.expert_rows * (unreduced ? int{params.num_topk} : 1);
   const int to_push = groups == 0 ? 0 : (pieces + groups - 1) / groups;
   const int waiting = unreduced && receives(phase) && sms > 1 ? 1 : 0;
   const bool plain = plan.posters == 0 && params.common.mask == nullptr;

@@ -17,7 +17,7 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyDispatchPlan& pl
   const int ranks = params.common.num_ranks;
   const int to_send = sends(phase) ? std::max(params.num_tokens, 1) + 1 : 1;  // one block sends counts
   // Few rows are best spread over many SMs.
-  const int to_receive = receives(phase) ? params.expert_rows() : 0;
+  const int to_receive = receives(phase) ? int{params.expert_rows} : 0;
   const int working = std::min(std::max(to_send, to_receive), plan.most_working_blocks);
   // One more block acknowledges the call before, if an SM is left for it.
   const int telling = plan.posters == 0 && working < plan.most_working_blocks ? 1 : 0;
@@ -29,7 +29,7 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyDispatchPlan& pl
 }
 
 int warps_per_row(const LowLatencyDispatchPlan& plan, const LowLatencySetup& setup) {
-  const bool few = plan.params.expert_rows() <= plan.most_working_blocks;
+  const bool few = plan.params.expert_rows <= plan.most_working_blocks;
   if (setup.on_gpu() && few) return plan.warps;  // no block has two rows
   if (plan.warps % 4 == 0 && plan.warps >= 16) return 4;
   return plan.warps % 2 == 0 && plan.warps >= 8 ? 2 : 1;
@@ -50,7 +50,7 @@ void set_arrivals(LowLatencyDispatchParams& params, const LowLatencyDispatchArgu
   if (step < 0 || step > kMostRows || (step & (step - 1)) != 0) {
     fail<InvalidArgument>("arrival_rows is {}, allowed: 0, or a power of two up to {}", step, (kMostRows + 1) / 2);
   }
-  const int rows = params.expert_rows();
+  const int rows = params.expert_rows;
   if (step == 0) check_range("rows that one word of arrival_counters stands for", rows, 1, kMostRows);
   params.arrival_shift = step == 0 ? kAllRows : std::countr_zero(static_cast<unsigned>(step));
   params.arrival_words = ((rows - 1) >> params.arrival_shift) + 1;
@@ -60,7 +60,7 @@ void set_arrivals(LowLatencyDispatchParams& params, const LowLatencyDispatchArgu
 
 void want_rows(WantedTensors& wanted, LowLatencyDispatchResult& result, LowLatencyDispatchParams& params,
                const Device& device) {
-  const std::int64_t blocks = params.num_local_experts, rows = params.expert_rows(), hidden = params.hidden;
+  const std::int64_t blocks = params.num_local_experts, rows = params.expert_rows, hidden = params.hidden;
   const LowLatencyScales layout = params.scale_layout();
   const bool scaled = params.row(false, params.weighted).scaled(), tiled = scaled && layout.tiled();
   const DType dtype = tiled ? DType::uint8 : scaled ? DType::float8_e4m3 : DType::bfloat16;
@@ -152,7 +152,7 @@ LowLatencyDispatchResult Buffer::low_latency_dispatch(const LowLatencyDispatchAr
   wanted.begin_piece();  // the rows are large and often dropped early
   wanted.add(result.recv_count, &params.recv_count, DType::int32, {blocks});
   wanted.add(handle.layout_range, &params.layout_range, DType::int64, {blocks, ranks});
-  wanted.add(handle.src_info, &params.src_info, DType::int32, {blocks, params.expert_rows()});
+  wanted.add(handle.src_info, &params.src_info, DType::int32, {blocks, params.expert_rows});
   wanted.add(handle.row_table, &params.row_table, DType::int32, {params.table().height(params.weighted), ranks});
   scope.make_results(wanted, false, 3);
 

@@ -155,6 +155,7 @@ void set_call(Params& params, const Arguments& arguments, int max_tokens, int nu
   params.num_topk = static_cast<int>(arguments.topk_idx.size(1));
   params.hidden = static_cast<int>(hidden);
   params.num_local_experts = num_experts / setup.common.num_ranks;
+  params.expert_rows = setup.common.num_ranks * max_tokens;
   params.x = x.template as<std::byte>();
   params.num_tokens = static_cast<int>(arguments.topk_idx.size(0));
   params.topk_idx = {arguments.topk_idx.data, arguments.topk_idx.dtype == DType::int64};

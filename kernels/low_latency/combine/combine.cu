@@ -77,8 +77,8 @@ struct CombinePusher : RowPusher {
       const int expert = now.expert(params) - params.common.rank * params.num_local_experts;  // local
       const bool here = expert >= 0 && expert < params.num_local_experts;
       // It is the expert of the dispatch; or the call is over.
-      const std::int32_t in_expert = row.position - expert * params.expert_rows();  // if it is the row of that expert
-      const bool other = here && (row.position < 0 || in_expert < 0 || in_expert >= params.expert_rows());
+      const std::int32_t in_expert = row.position - expert * params.expert_rows;  // if it is the row of that expert
+      const bool other = here && (row.position < 0 || in_expert < 0 || in_expert >= params.expert_rows);
       if (other) {
         refuse_call(params.common, row.source, 1, std::uint64_t{now.index.low}, static_cast<std::uint64_t>(row.token));
       }

@@ -191,7 +191,7 @@ struct RowPusher {
 
   /// Starts the loads that do not depend on the call. `shares`: more groups than rows share the selections of a row.
   DEEP_EP_DEVICE void load_first(bool shares) {
-    while (shares && params.expert_rows() << (sharing + 1) <= step() && 1 << sharing < params.num_topk) ++sharing;
+    while (shares && params.expert_rows << (sharing + 1) <= step() && 1 << sharing < params.num_topk) ++sharing;
     first = load_row(first_item() >> sharing);
     most = most_rows();
   }

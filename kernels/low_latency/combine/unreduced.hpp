@@ -78,10 +78,10 @@ struct UnreducedPusher : RowPusher {
       }
       std::byte* heap = params.common.heaps[row.source];
       const int first_expert = params.common.rank * params.num_local_experts;
-      const int expert = first_expert + row.position / params.expert_rows();  // named by the row's tags
       each_bit(rows, [&](int k) {
-        copy(warp::shuffle(row.position, k), call.selected_row(row.token, k).in(heap),
-             call.tag(static_cast<std::uint32_t>(warp::shuffle(expert, k))));
+        const int position = warp::shuffle(row.position, k);
+        const int expert = first_expert + position / params.expert_rows;  // named by the row's tags
+        copy(position, call.selected_row(row.token, k).in(heap), call.tag(static_cast<std::uint32_t>(expert)));
       });
       return true;
     });
@@ -110,8 +110,8 @@ struct UnreducedPusher : RowPusher {
   /// The word that says that the row is there, and acquires it.
   DEEP_EP_DEVICE int signal_of(std::int32_t position) const {
     const LowLatencySignals& signals = params.signals;
-    return position / params.expert_rows() * signals.words_of_expert +
-           position % params.expert_rows() / signals.rows_of_word;
+    return position / params.expert_rows * signals.words_of_expert +
+           position % params.expert_rows / signals.rows_of_word;
   }
 
   /// By one thread: ends the call if the signal has not come for too long.

@@ -115,7 +115,7 @@ struct DispatchReceiver {
   /// For one of our experts: turns the number of rows of each source into where they begin.
   DEEP_EP_DEVICE void add_up(int local) const {
     const int num_ranks = params.common.num_ranks;
-    const auto most = static_cast<std::uint32_t>(params.expert_rows());
+    const auto most = static_cast<std::uint32_t>(params.expert_rows);
     std::uint32_t end = 0;
     bool overflow = false;
 #pragma unroll 1
@@ -332,7 +332,7 @@ struct DispatchReceiver {
     if (part == params.warps_per_row - 1) note_row(lines.head(), source, slot, position);
     if (!scaled) return;  // the call is over
     const int local = local_expert(selection);
-    Arrivals{params}.tell_stored(places, local, position - local * params.expert_rows());
+    Arrivals{params}.tell_stored(places, local, position - local * params.expert_rows);
   }
 
   /// Stores the lines as they are in each lane's place `to`, if it has one.
@@ -370,8 +370,8 @@ struct DispatchReceiver {
     const int local = local_expert(selection);
     if ((selection & 0xffffu) == LowLatencyRow::kNoExpert || local < 0 || local >= params.num_local_experts) return -1;
     const std::uint32_t index = entries(source, local) + (selection >> 16);
-    if (index >= static_cast<std::uint32_t>(params.expert_rows())) return -1;
-    return local * params.expert_rows() + static_cast<std::int32_t>(index);
+    if (index >= static_cast<std::uint32_t>(params.expert_rows)) return -1;
+    return local * params.expert_rows + static_cast<std::int32_t>(index);
   }
 
   /// What the caller and combine need to know of the row.

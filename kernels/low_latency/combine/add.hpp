@@ -107,14 +107,9 @@ struct CombineAdder {
     if (lane < params.num_topk && relays(owner)) {
       rank = call.announced_member(owner, token, lane);
     } else if (lane < params.num_topk) {
-      if constexpr (kUnreduced) {
-        const Selection now = token == loaded_token ? loaded : Selection::load(params, token, lane);
-        weight = now.weight;
-        expert = now.expert(params);
-      } else {
-        const std::int64_t index = params.topk_idx.load(std::int64_t{token} * params.num_topk + lane);
-        expert = expert_of(index, params.num_experts());
-      }
+      const Selection now = kUnreduced && token == loaded_token ? loaded : Selection::load(params, token, lane);
+      if (kUnreduced) weight = now.weight;
+      expert = now.expert(params);
       rank = call.sender(params.rank_of(expert));
     }
 

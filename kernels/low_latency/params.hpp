@@ -17,10 +17,9 @@ constexpr int kMostLowLatencyTokens = 65535;   ///< what a selection's place can
 constexpr int kMostLowLatencyExperts = 65535;  ///< what a selection can name; 0xffff is none
 
 /// The parts of a call: one kernel does both, or a kernel each.
-enum class LowLatencyPhase : int { send = 1, receive = 2, both = 3 };
-
-DEEP_EP_HOST_DEVICE constexpr bool sends(LowLatencyPhase phase) { return (static_cast<int>(phase) & 1) != 0; }
-DEEP_EP_HOST_DEVICE constexpr bool receives(LowLatencyPhase phase) { return (static_cast<int>(phase) & 2) != 0; }
+struct LowLatencyPhase {
+  bool sends = true, receives = true;
+};
 
 /// How one kind of call is counted, in this rank's device memory. Zero when the buffer is made, as after each call is
 /// what its last block resets.
@@ -34,8 +33,8 @@ struct LowLatencyCounters {
   /// By one thread of every block, once the block knows the epoch.
   DEEP_EP_DEVICE void add_part(LowLatencyPhase phase) {
     const std::uint64_t part = Progress::part_of_call(device::grid_blocks(), device::block_index() == 0);
-    if (sends(phase)) device::add_relaxed<device::Scope::gpu>(&sent, part);
-    if (receives(phase)) device::add_relaxed<device::Scope::gpu>(&received, part);
+    if (phase.sends) device::add_relaxed<device::Scope::gpu>(&sent, part);
+    if (phase.receives) device::add_relaxed<device::Scope::gpu>(&received, part);
   }
 };
 

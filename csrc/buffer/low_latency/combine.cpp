@@ -72,7 +72,7 @@ void set_overlap(LowLatencyCombineParams& params, const LowLatencyCombineArgumen
 /// Grid and shared memory of a part with at most `sms` blocks. `plan`: complete but for its parts.
 LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyCombinePlan& plan, int sms, bool unreduced) {
   const LowLatencyCombineParams& params = plan.params;
-  const int groups = sends(phase) ? plan.warps / static_cast<int>(params.warps_per_row) : 0;
+  const int groups = phase.sends ? plan.warps / static_cast<int>(params.warps_per_row) : 0;
   // As many blocks as have anything to do.
   using namespace device::low_latency;
   // Unreduced: groups share the selections of a row, and one more block waits for what all say. Two blocks add a token
@@ -80,10 +80,10 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyCombinePlan& pla
   // tells what concerns all ranks, if an SM is left for it.
   const int pieces = params.expert_rows * (unreduced ? int{params.num_topk} : 1);
   const int to_push = groups == 0 ? 0 : (pieces + groups - 1) / groups;
-  const int waiting = unreduced && receives(phase) && sms > 1 ? 1 : 0;
+  const int waiting = unreduced && phase.receives && sms > 1 ? 1 : 0;
   const bool plain = plan.posters == 0 && params.common.mask == nullptr;
   const bool by_two = plain && 2 * params.num_tokens <= sms - waiting;
-  const int blocks_of_token = !receives(phase) ? (unreduced ? 0 : 1) : by_two ? 2 : 1;
+  const int blocks_of_token = !phase.receives ? (unreduced ? 0 : 1) : by_two ? 2 : 1;
   const int working = std::clamp(std::max(to_push, params.num_tokens * blocks_of_token), 1, sms - waiting);
   const int telling = plain && working < sms ? 1 : 0;
   const CombineShared shared(Carver::without_memory(), params.common.num_ranks, plan.posters != 0 ? plan.warps : 0,
@@ -152,7 +152,7 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
   // With signals a warp has its own selections.
   params.warps_per_row = params.signals.words != nullptr ? 1 : warps_per_row(plan, unreduced, setup);
   plan.plan_parts(arguments.return_recv_hook, setup, [&](LowLatencyPhase phase) {
-    return plan_part(phase, plan, phase == LowLatencyPhase::send ? send_sms : sms, unreduced);
+    return plan_part(phase, plan, !phase.receives ? send_sms : sms, unreduced);
   });
   return plan;
 }

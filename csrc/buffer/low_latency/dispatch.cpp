@@ -15,16 +15,16 @@ namespace {
 LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyDispatchPlan& plan) {
   const LowLatencyDispatchParams& params = plan.params;
   const int ranks = params.common.num_ranks;
-  const int to_send = sends(phase) ? std::max(params.num_tokens, 1) + 1 : 1;  // one block sends counts
+  const int to_send = phase.sends ? std::max(params.num_tokens, 1) + 1 : 1;  // one block sends counts
   // Few rows are best spread over many SMs.
-  const int to_receive = receives(phase) ? int{params.expert_rows} : 0;
+  const int to_receive = phase.receives ? int{params.expert_rows} : 0;
   const int working = std::min(std::max(to_send, to_receive), plan.most_working_blocks);
   // One more block acknowledges the call before, if an SM is left for it.
   const int telling = plan.posters == 0 && working < plan.most_working_blocks ? 1 : 0;
   const bool by_rails = params.common.rail_width != 0;
   const device::low_latency::DispatchShared shared(
       Carver::without_memory(), ranks, params.num_experts(),
-      sends(phase) ? params.row(by_rails, params.weighted).stage_bytes() : 0, plan.posters != 0 ? plan.warps : 0);
+      phase.sends ? params.row(by_rails, params.weighted).stage_bytes() : 0, plan.posters != 0 ? plan.warps : 0);
   return {phase, {working + telling + plan.posters, plan.warps * 32, shared.bytes}, working};
 }
 

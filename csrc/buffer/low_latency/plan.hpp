@@ -34,7 +34,7 @@ struct LowLatencySetup {
 
 /// A kernel that does one part of a call, or both.
 struct LowLatencyPart {
-  LowLatencyPhase phase = LowLatencyPhase::both;
+  LowLatencyPhase phase = {};
   LaunchShape shape = {};
   int working_blocks = 0;
 };
@@ -80,8 +80,8 @@ struct LowLatencyPlan {
       }
       return part;
     };
-    first = make(hook ? LowLatencyPhase::send : LowLatencyPhase::both);
-    if (hook) receive = make(LowLatencyPhase::receive);
+    first = make({.receives = !hook});
+    if (hook) receive = make({.sends = false});
   }
 
   void enqueue(const LowLatencyPart& part, const Runtime& runtime, const CallScope& scope) const {

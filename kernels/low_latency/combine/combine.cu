@@ -208,13 +208,13 @@ DEEP_EP_DEVICE void post_combine(const LowLatencyCombineParams& params, const Ca
                                  const CombineShared& shared) {
   const LowLatencyParams& common = params.common;
   Cell* const own = common.window.selections.at(call.epoch, common.rank).in(common.local);
-  if (sends(params.phase) && call.first_posted() < common.num_far) {
+  if (params.phase.sends && call.first_posted() < common.num_far) {
     block::each(params.num_tokens * params.num_topk, [&](int i) {
       call.announce(Selection::load(params, i / params.num_topk, i % params.num_topk), own + i);
     });
   }
   block::sync();
-  serve_lane(call, received, sends(params.phase), shared.posters,
+  serve_lane(call, received, params.phase.sends, shared.posters,
              [&](CallPoster<Call>& poster) { post_to(params, poster); });
 }
 
@@ -232,7 +232,7 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   const LowLatencyParams& common = params.common;
   const CombineWire wire{params.hidden};
   const bool masks = kAnnounced && common.mask != nullptr;
-  const bool sends_part = sends(params.phase);
+  const bool sends_part = params.phase.sends;
   const int warp = warp_index();
   const bool last_warp = warp == block_warps() - 1;
   const int groups = sends_part ? block_warps() / params.warps_per_row : 0;
@@ -293,7 +293,7 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   }
 
   // 4. Add up the rows that come; where ranks are masked, with the same ranks in all tokens.
-  if (receives(params.phase)) {
+  if (params.phase.receives) {
     if (!kAnnounced && last_warp && tells) receiving.await_meanings();
     const int member = (block_index() & by_two) * block_warps() + warp;
     const Adder adder{params, wire, receiving, member, block_warps() << by_two, loaded, first};

@@ -153,7 +153,7 @@ struct CombineShared {
     if (is_middle_thread()) {
       words->meaning = params.call_shape ^ static_cast<std::uint32_t>(load_stream(params.table().epoch()));
     }
-    if (!sends(params.phase)) return;
+    if (!params.phase.sends) return;
     block::each(common.num_ranks, [&](int rank) {
       acknowledged[rank] = RankCall<LowLatencyKind::combine, false>{common, 0, 0}.load_acknowledged(rank);
     });

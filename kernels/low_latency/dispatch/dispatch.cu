@@ -70,7 +70,7 @@ DEEP_EP_DEVICE void prepare(const LowLatencyDispatchParams& params, const Dispat
   block::each(common.num_ranks, [&](int rank) {
     std::byte* const heap = common.heaps[rank];
     const DispatchCall<false> call{common, 0, 0};
-    const std::uint64_t acknowledged = sends(params.phase) ? call.load_acknowledged(rank) : 0;
+    const std::uint64_t acknowledged = params.phase.sends ? call.load_acknowledged(rank) : 0;
     shared.heaps[rank] = heap;
     shared.acknowledged[rank] = acknowledged;
     shared.left_out[rank] = masked(common, rank) ? 1 : 0;
@@ -80,7 +80,7 @@ DEEP_EP_DEVICE void prepare(const LowLatencyDispatchParams& params, const Dispat
 /// By whole blocks that post: each warp serves one rank, or one lane to it.
 DEEP_EP_DEVICE void post_dispatch(DispatchSender<true>& sender) {
   const LowLatencyDispatchParams& params = sender.params;
-  const bool sending = sends(params.phase);
+  const bool sending = params.phase.sends;
   if (sending) sender.other = sender.load_selection(0, params.num_tokens);
   if (sending) sender.clear_counts();
   prepare(params, sender.shared);
@@ -99,7 +99,7 @@ template <bool kRdma, bool kWeighted>
 DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::byte* memory) {
   const LowLatencyParams& common = params.common;
   const LowLatencyRow row = params.row(kRdma && common.rail_width != 0, kWeighted);
-  const bool sending = sends(params.phase);
+  const bool sending = params.phase.sends;
   const DispatchShared shared(Carver(memory), common.num_ranks, params.num_experts(), sending ? row.stage_bytes() : 0,
                               0);
   const bool tells = block_index() == 0;  // near ranks how many rows go where
@@ -136,10 +136,10 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
   } else if (sending) {
     sender.send_tokens(common.working_blocks - 1);
   }
-  if (!receives(params.phase)) return;
+  if (!params.phase.receives) return;
 
   // 3. Receive.
-  DispatchReceiver<kRdma> receiver{params, shared, row, tells, tells, words.epochs.receive};
+  DispatchReceiver<kRdma> receiver{params, shared, row, tells, words.epochs.receive};
   const Divisor& parts = params.warps_per_row;
   int group = warp_index() / parts * common.working_blocks + block_index();
   int groups = block_warps() / parts * common.working_blocks;
@@ -148,7 +148,6 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
       group = warp_index() / parts;
       groups = block_warps() / parts;
       receiver.writes = true;
-      receiver.measures = false;
       block::each(common.num_ranks, [&](int rank) { shared.left_out[rank] = masked(common, rank) ? 1 : 0; });
       block::sync();
     }
@@ -156,7 +155,8 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
     if (words.failed == 0) receiver.receive_rows(group, groups, warp_index() % parts);
     Arrivals{params}.tell_failure();
   });
-  if (last && params.recv_stats != nullptr) {  // other blocks have written the counts, or this one
+  // Where ranks may be masked, the last block knows the counts.
+  if (params.recv_stats != nullptr && (common.mask == nullptr ? tells : last)) {
     block::each(params.num_local_experts,
                 [&](int local) { params.recv_stats[local] += load_relaxed<Scope::gpu>(params.recv_count + local); });
   }

@@ -8,13 +8,9 @@
 
 namespace deep_ep::device::low_latency {
 
-/// Arrival counters: words that say which rows of recv_x are there, for kernels that begin while others still arrive
-/// (deep_ep/arrivals.hpp has the protocol).
-///
-/// Every warp that has a part in a row adds to the word of each of the row's places, with release at GPU scope, when
-/// its stores to that place are behind it. The block that knows how many rows there are adds what a word still lacks to
-/// kArrivalStep. Additions commute: the word passes a multiple of kArrivalStep with the last of them, whichever that
-/// is, and a thread that acquires it then sees what all of them released.
+/// Arrival counters: deep_ep/arrivals.hpp has the protocol. Every warp that has a part in a row adds to the word of
+/// each of the row's places, and the block that knows how many rows there are adds what the word still lacks to
+/// kArrivalStep. Additions commute: the last of them completes the word, whichever that is.
 struct Arrivals {
   const LowLatencyDispatchParams& params;
 
@@ -59,8 +55,7 @@ struct DispatchReceiver {
   const LowLatencyDispatchParams& params;
   const DispatchShared& shared;
   LowLatencyRow row;
-  bool writes;    ///< this block: counts and ranges, for the caller and combine
-  bool measures;  ///< how long it waits for each source; and how many rows come, for the caller's statistics
+  bool writes;  ///< this block: counts and ranges, for the caller and combine, and how long it has waited
   std::uint64_t epoch;
 
   static constexpr int kBatch = 4;  ///< line parts that a lane holds: four warps hold an FP8 row of 7168 channels
@@ -79,7 +74,7 @@ struct DispatchReceiver {
     if (left_out(source)) return !aborted(common.wait);  // by the send part, which may have given up all
     const Cell* const counts = common.window.counts.at(epoch, source, cell).in(common.local);
     std::uint64_t payload = 0;
-    const bool costs = measures && cell == 0 && params.wait_cost != nullptr;
+    const bool costs = writes && cell == 0 && params.wait_cost != nullptr;
     const std::int64_t begin = clock_cycles();
     std::int64_t missed = begin;  // the last look that did not find it: lanes may all go on with the last one
     const auto arrived = [&](const Poll&) {
@@ -130,9 +125,6 @@ struct DispatchReceiver {
         params.layout_range[std::int64_t{local} * num_ranks + source] =
             static_cast<std::int64_t>(static_cast<std::uint64_t>(begin) << 32 | taken);
       }
-    }
-    if (measures && params.recv_stats != nullptr && params.common.mask == nullptr) {  // else: see dispatch_body
-      params.recv_stats[local] += static_cast<std::int32_t>(end);
     }
     if (!writes) return;
     params.recv_count[local] = static_cast<std::int32_t>(end);

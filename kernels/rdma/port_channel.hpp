@@ -114,9 +114,8 @@ class PortChannel {
     if (!good_) return false;
     flush();
     if (completed_ < ticket) {
-      bool good = true;
-      if (Group::leads()) good = poll_until(ticket);
-      learn(good);
+      if (Group::leads()) poll_until(ticket);
+      learn();
       Group::sync();  // what the leader acquired, the others may read
     }
     return good_;
@@ -126,9 +125,8 @@ class PortChannel {
   /// failed, which the next call finds.
   DEEP_EP_DEVICE bool reached(std::uint64_t ticket) {
     if (!good_ || completed_ >= ticket) return true;
-    bool good = true;
-    if (Group::leads()) good = poll();
-    learn(good);
+    if (Group::leads()) poll();
+    learn();
     return !good_ || completed_ >= ticket;
   }
 
@@ -139,13 +137,12 @@ class PortChannel {
   DEEP_EP_DEVICE bool close() {
     flush();
     Group::sync();  // no member reads the state any more
-    bool good = good_;
     if (Group::leads()) {
-      if (good && completed_ != rung_) good = poll();
+      if (good_ && completed_ != rung_) poll();
       pair_.state->posted = rung_;
       pair_.state->completed = completed_;
     }
-    good_ = Group::from_leader(good);
+    learn();
     return good_;
   }
 
@@ -156,9 +153,9 @@ class PortChannel {
     if (written_ + count - completed_ <= pair_.depth) return true;
     return wait_for(written_ + count - pair_.depth);
   }
-  /// All members learn what the leader has found, and whether that is `good`.
-  DEEP_EP_DEVICE void learn(bool good) {
-    good_ = Group::from_leader(good);
+  /// All members learn what the leader has found.
+  DEEP_EP_DEVICE void learn() {
+    good_ = Group::from_leader(good_);
     completed_ = Group::from_leader(completed_);
   }
   DEEP_EP_DEVICE WorkQueueEntry& entry(std::uint64_t index) const {
@@ -174,35 +171,34 @@ class PortChannel {
     store_doorbell(pair_.doorbell, doorbell_word(rung_, pair_.number));
   }
 
-  /// Reads the completion entry once. By the leader only. False: an entry has failed.
-  DEEP_EP_DEVICE bool poll() {
+  /// Reads the completion entry once. By the leader only.
+  DEEP_EP_DEVICE void poll() {
     const std::uint32_t tail = load_acquire<Scope::system>(&pair_.completion->tail);
     const std::uint32_t opcode = tail_opcode(tail);
-    if (opcode == kCompletionNotYetWritten) return true;
+    if (opcode == kCompletionNotYetWritten) return;
     // 16 bits say how far behind the last rung entry the completed one is: a queue holds fewer than 2^15.
     const auto behind = static_cast<std::uint32_t>(rung_ - 1 - tail_counter(tail)) & 0xffffu;
     const std::uint64_t completed = rung_ - behind;
     const auto outstanding = static_cast<std::uint32_t>(rung_ - completed_);
     if (opcode == kCompletionOk && behind <= outstanding) {
       completed_ = completed;
-      return true;
+      return;
     }
+    good_ = false;
     const RdmaFailure failure = failure_in(*pair_.completion, opcode);
     pair_.state->failure = failure.packed();
     report_fault(wait_, FaultKind::rdma_failed, Wanted::rdma_completion, pair_.peer,
                  static_cast<std::int32_t>(failure.packed()), completed - 1, rung_);
-    return false;
   }
 
-  DEEP_EP_DEVICE bool poll_until(std::uint64_t ticket) {
-    bool failed = false;
+  DEEP_EP_DEVICE void poll_until(std::uint64_t ticket) {
     const Awaited awaited{pair_.peer, Wanted::rdma_completion, ticket};
     const bool came = wait_until(ReportLate{wait_}, awaited, [&](Poll& look) {
-      failed = !poll();
+      poll();
       look.seen = completed_;
-      return failed || completed_ >= ticket;
+      return !good_ || completed_ >= ticket;
     });
-    return came && !failed;
+    good_ = good_ && came;
   }
 
   const RdmaQueuePair& pair_;

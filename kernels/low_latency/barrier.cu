@@ -6,31 +6,25 @@
 
 namespace deep_ep::device::low_latency {
 
-using BarrierCall = DispatchCall<true>;
-constexpr int kWord = LowLatencyMailbox::kBarrier;
-
-/// By one thread: tells `peer` that this rank has come to the barrier: a near one releasing what the thread wrote
-/// before, a far one when it sees all that calls have posted to it. The first channel comes last and tells it.
-DEEP_EP_DEVICE void announce_barrier(const BarrierCall& call, int peer) {
-  const LowLatencyParams& common = call.common;
-  if (!call.is_far(peer)) return call.tell(peer, kWord, call.epoch);
-#pragma unroll 1
-  for (int channel = low_latency_channels(common.lanes) - 1; channel >= 0 && !masked(common, peer); --channel) {
-    rdma::PortChannel<OneThread> port(common.queue_pair(channel, peer), common.posts);
-    if (channel == 0) {
-      call.tell(port, peer, kWord, call.epoch);
-    } else {
-      port.signal_add(call.own_word(kWord).offset, 0);  // comes behind all that was posted
-    }
-    port.quiet();
-    port.close();
-  }
-}
-
 DEEP_EP_DEVICE void barrier_body(const LowLatencyParams& common, std::byte*) {
-  const BarrierCall call{common, common.state->barriers.epoch(), 0};
+  constexpr int kWord = LowLatencyMailbox::kBarrier;
+  const DispatchCall<true> call{common, common.state->barriers.epoch(), 0};
+  // This rank has come to the barrier: a near peer learns what this thread wrote before, a far one what all calls have
+  // posted to it. The first channel comes last and tells it.
   block::each(common.num_ranks, [&](int peer) {
-    if (!masked(common, peer)) announce_barrier(call, peer);
+    if (masked(common, peer)) return;
+    if (!call.is_far(peer)) return call.tell(peer, kWord, call.epoch);
+#pragma unroll 1
+    for (int channel = low_latency_channels(common.lanes) - 1; channel >= 0 && !masked(common, peer); --channel) {
+      rdma::PortChannel<OneThread> port(common.queue_pair(channel, peer), common.posts);
+      if (channel == 0) {
+        call.tell(port, peer, kWord, call.epoch);
+      } else {
+        port.signal_add(call.own_word(kWord).offset, 0);  // comes behind all that was posted
+      }
+      port.quiet();
+      port.close();
+    }
   });
   block::each(common.num_ranks, [&](int peer) {
     if (masked(common, peer)) return;

@@ -229,6 +229,11 @@ struct CallWords {
   std::uint64_t seen;  ///< the version of the masks when the block began to receive
   std::int32_t last;   ///< all other blocks have finished
   std::int32_t again;  ///< not all was received with the same masks, and this block is to receive again
+  // Of dispatch:
+  std::int32_t destinations;  ///< of the current token
+  std::int32_t staged;        ///< one of them is the staging memory, for far ranks
+  std::int32_t failed;        ///< the call is over, as a thread that learned counts has found
+  std::uint32_t meaning;      ///< of combine: what ranks mean by it: its shape, and the dispatch that the handle is of
 
   /// By one thread for its block, so that not all warps of the GPU meet at these words; before the block looks at any
   /// mask.
@@ -243,15 +248,15 @@ struct CallWords {
 };
 
 /// By every thread of the blocks that receive: `receive(again)`, until it has been the same ranks in all of the call.
-/// True in the block that finishes last, with masking.
-template <class Receive>
+/// True in the block that finishes last, with masking. kMasks false: no call of this kernel has masks.
+template <bool kMasks, class Receive>
 DEEP_EP_DEVICE bool receive_with_masks(const LowLatencyParams& common, LowLatencyKind kind, CallWords& words,
                                        Receive receive) {
   constexpr int kVersionBits = 48;  // of the sum of versions; above it are the blocks that it is of
 #pragma unroll 1
   for (bool again = false;; again = true) {
     receive(again);
-    if (common.mask == nullptr) return false;
+    if (!kMasks || common.mask == nullptr) return false;
     block::sync();
     if (thread_index() == 0) {
       std::uint64_t& finished = common.counters(kind).finished;
@@ -268,13 +273,9 @@ DEEP_EP_DEVICE bool receive_with_masks(const LowLatencyParams& common, LowLatenc
   }
 }
 
-// How a call's rows and words get to a far rank: one warp, the only owner of the queue pair of its channel, posts what
-// other blocks have staged, in the order of slots (dispatch) or tokens (combine).
-//
-// Order is all there is to rely on: an addition becomes visible behind the bytes posted before it. So a poster puts
-// rows in a known order and adds to one word, how far it has come, which the receiver waits for. Words at the peer only
-// grow: what is posted is the difference to what was posted before, and nothing is ever reset. Lanes are not ordered
-// among each other: row i goes by lane i modulo the lanes, each of which has its word; all else goes by the first one.
+// How a call's rows and words get to a far rank: one warp, the only owner of the queue pair of its lane, posts what
+// other blocks have staged, in the order of slots (dispatch) or tokens (combine). It adds to one word how far it has
+// come, which the receiver waits for: see LowLatencyMailbox::progress().
 //
 //   poster, for one peer                                receiver
 //   add: calls received so far                          (its next call but one may use our window)
@@ -310,12 +311,9 @@ class CallPoster {
 
   /// Waits for room at the peer, acquiring. What was posted is on its way meanwhile: two ranks may wait for each other.
   DEEP_EP_DEVICE bool await_room() {
-    bool there = lane_index() != 0 || call.has_room(call.load_acknowledged(peer));
-    if (!warp::all(there)) {
-      queue.flush();
-      there = lane_index() != 0 || call.await_room(peer, 0);
-    }
-    return warp::agree(there);
+    const std::uint64_t seen = call.load_acknowledged(peer);
+    if (!warp::all(call.has_room(seen))) queue.flush();
+    return warp::agree(lane_index() != 0 || call.await_room(peer, seen));
   }
 
   /// Posts the rows that go by this lane of those that are staged for `to` by so many warps, in the order of their

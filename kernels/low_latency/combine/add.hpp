@@ -8,26 +8,11 @@
 // terms for itself, and polls its lines of all of them at once: they are in its registers when they have arrived.
 #pragma once
 
-#include <type_traits>
-
 #include "kernels/common/tickets.hpp"
 #include "kernels/low_latency/combine/shared.hpp"
 #include "kernels/primitives/line.hpp"
 
 namespace deep_ep::device::low_latency {
-
-/// A combine where rows travel as the experts left them: see unreduced.hpp.
-struct UnreducedCall : CombineCall<false> {
-  using CombineCall<false>::CombineCall;
-
-  /// What is written into the lines of a row of `expert`. Never what a call in one launch would write, so that no rank
-  /// takes a row for a sum.
-  DEEP_EP_DEVICE std::uint64_t tag(std::uint32_t expert) const {
-    return std::uint64_t{expert} << 47 | std::uint64_t{1} << 46 | epoch;
-  }
-  /// Row of the dispatch's selection `k` of `token`, in the heap of the token's owner.
-  DEEP_EP_DEVICE Place<std::byte> selected_row(int token, int k) const { return row(0, token * params.num_topk + k); }
-};
 
 /// The terms of a token's sum: lane i < count holds the i-th.
 struct CombineTerms {
@@ -41,13 +26,12 @@ struct CombineTerms {
 
 template <bool kRdma, bool kUnreduced = false>
 struct CombineAdder {
-  using Call = std::conditional_t<kUnreduced, UnreducedCall, CombineCall<kRdma>>;
   static constexpr int kTogether = 8;  ///< rows that are polled at once, four lines of each
   using Lines = LinePoller<kTogether>;
 
   const LowLatencyCombineParams& params;
   CombineWire kept;
-  Call call;
+  CombineCall<kRdma> call;
   int member, members;  ///< this warp, of those that share a token
   Selection loaded{};   ///< unreduced: the lane's of one token, loaded before the call was known
   int loaded_token = -1;
@@ -63,14 +47,10 @@ struct CombineAdder {
   DEEP_EP_DEVICE void add_all(int first, int step) const {
 #pragma unroll 1
     for (int turn = 1; turn <= call.num_nodes(); ++turn) {
-      int owner = params.common.rank, tokens = params.num_tokens;
-      if constexpr (kRdma) {
-        if (turn != call.num_nodes()) {
-          owner = call.rail((call.own_node() + turn) % call.num_nodes(), owner);
-          if (!call.await_announced(owner)) return;
-          tokens = params.max_tokens;
-        }
-      }
+      int owner = params.common.rank;
+      if (call.uses_rails()) owner = call.rail((call.own_node() + turn) % call.num_nodes(), owner);
+      if (relays(owner) && !call.await_announced(owner)) return;
+      const int tokens = relays(owner) ? params.max_tokens : params.num_tokens;
 #pragma unroll 1
       for (int token = first; token < tokens; token += step) {
 #pragma unroll 1
@@ -89,13 +69,10 @@ struct CombineAdder {
   /// Waits for the rows whose tags cannot be trusted. False: one does not come.
   DEEP_EP_DEVICE bool await_rows(int token, const CombineTerms& terms) const {
     if (!kRdma) return true;
-    bool there = true;
-    if (terms.rank >= 0) {
-      const std::int64_t begin = clock_cycles();
-      const bool far = call.is_far(terms.rank);
-      there = !far || call.await_progress(terms.rank, token + 1, Wanted::low_latency_combine_rows);
-      if (measures(member) && far) add_relaxed<Scope::gpu>(params.wait_cost + terms.rank, clock_cycles() - begin);
-    }
+    const bool far = terms.rank >= 0 && call.is_far(terms.rank);
+    const std::int64_t begin = clock_cycles();
+    const bool there = !far || call.await_progress(terms.rank, token + 1, Wanted::low_latency_combine_rows);
+    if (far && measures(member)) add_relaxed<Scope::gpu>(params.wait_cost + terms.rank, clock_cycles() - begin);
     return warp::agree(there);
   }
 
@@ -133,10 +110,9 @@ struct CombineAdder {
     }
     if (lane >= terms.count) return terms;
     terms.rank = its_rank;
-    const Place<std::byte> row = [&] {
-      if constexpr (kUnreduced) return call.selected_row(token, selection);
-      return relays(owner) ? call.row_of_member(owner, its_rank, token) : call.row(its_rank, token);
-    }();
+    const Place<std::byte> row = kUnreduced      ? call.selected_row(token, selection)
+                                 : relays(owner) ? call.row_of_member(owner, its_rank, token)
+                                                 : call.row(its_rank, token);
     terms.row = row.in(params.common.local);
     return terms;
   }
@@ -189,13 +165,7 @@ struct CombineAdder {
     const int count = terms.count - first < kTogether ? terms.count - first : kTogether;
     const std::int64_t cycles = clock_cycles();
     lines.missing = (1u << count) - 1;
-    const auto tag = [&](int i) {
-      if constexpr (kUnreduced) {
-        return call.tag(static_cast<std::uint32_t>(warp::shuffle(terms.expert, first + i)));
-      } else {
-        return call.epoch;
-      }
-    };
+    const auto tag = [&](int i) { return kUnreduced ? call.tag(warp::shuffle(terms.expert, first + i)) : call.epoch; };
     const auto all_there = [&](const Poll& look) {
       const std::uint32_t before = lines.missing;
       const bool there = lines.poll(
@@ -245,7 +215,7 @@ struct CombineAdder {
     fence<Scope::system>();  // acquires what they have sent
     const std::uint64_t seen =
         load_acquire<Scope::system>(reinterpret_cast<const std::uint64_t*>(row + kTaggedPayload));
-    if (seen == call.tag(static_cast<std::uint32_t>(expert))) return;
+    if (seen == call.tag(expert)) return;
     refuse_call(params.common, rank, 2, static_cast<std::uint32_t>(expert), static_cast<std::uint32_t>(token));
   }
 

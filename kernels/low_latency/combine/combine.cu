@@ -13,7 +13,10 @@
 //   by rails  lines, as the owner's rail in this node polls and adds them -> its NIC -> owner (peers.hpp)
 // There is no barrier of the grid, and ranks wait for each other only here. unreduced.hpp says how it is where rows
 // travel as the experts left them.
+#include <type_traits>
+
 #include "kernels/kernel_list.hpp"
+#include "kernels/low_latency/combine/add.hpp"
 #include "kernels/low_latency/combine/unreduced.hpp"
 #include "kernels/primitives/launch.hpp"
 
@@ -226,7 +229,7 @@ static_assert(kernels::combine_low_latency_rdma::kMaxThreads / 32 <= LowLatencyW
 template <bool kRdma, bool kWeighted, bool kUnreduced = false>
 DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byte* memory) {
   using Adder = CombineAdder<kRdma, kUnreduced>;
-  using Call = typename Adder::Call;
+  using Call = CombineCall<kRdma>;
   using Pusher = std::conditional_t<kUnreduced, UnreducedPusher, CombinePusher<Call, kWeighted>>;
   constexpr bool kAnnounced = !kWeighted && !kUnreduced;
   const LowLatencyParams& common = params.common;
@@ -238,7 +241,7 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   const int groups = sends_part ? block_warps() / params.warps_per_row : 0;
   const int group = warp / params.warps_per_row;
   const int held_up = kUnreduced ? groups * params.held_up(groups * common.working_blocks) : 0;
-  const CombineShared shared(Carver(memory), common.num_ranks, 0, held_up);
+  const CombineShared shared{Carver(memory), common.num_ranks, 0, held_up};
   const bool works = block_index() < common.working_blocks;
   const bool posts = kRdma && !works;
   // One block tells and awaits what concerns all ranks. If an SM is left for it, this block does nothing else.
@@ -275,14 +278,10 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
     sending.acknowledge_all(epochs.receive - 1, masks && sends_part);
     warp::sync();
   }
-  if constexpr (kRdma) {
-    if (posts) return post_combine(params, sending, epochs.receive - 1, shared);
-  }
+  if (posts) return post_combine(params, sending, epochs.receive - 1, shared);
 
   // 3. As owner, tell the expert ranks which of their rows count, and how much. As expert side, push rows.
-  if constexpr (kAnnounced) {
-    if (announces) announce(params, sending, shared, loaded);
-  }
+  if (announces) announce(params, sending, shared, loaded);
   const bool room = kAnnounced || !sends_part || shared.await_room(sending, 0, common.num_ranks);
   if (kWeighted && sends_part && room && tells && warp == 0) sending.announce_meaning();
   if (pushes && room) pusher.push_all(sending);
@@ -298,12 +297,8 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
     const int member = (block_index() & by_two) * block_warps() + warp;
     const Adder adder{params, wire, receiving, member, block_warps() << by_two, loaded, first};
     const int step = common.working_blocks >> by_two;
-    if constexpr (kAnnounced) {
-      receive_with_masks(common, LowLatencyKind::combine, *shared.words,
-                         [&](bool again) { adder.add_all(again ? 0 : first, again ? 1 : step); });
-    } else {
-      adder.add_all(first, step);
-    }
+    receive_with_masks<kAnnounced>(common, LowLatencyKind::combine, *shared.words,
+                                   [&](bool again) { adder.add_all(again ? 0 : first, again ? 1 : step); });
   }
   if (kAnnounced || (kWeighted && sends_part)) return;
 

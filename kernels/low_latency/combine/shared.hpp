@@ -66,28 +66,26 @@ struct CombineCall : RankCall<LowLatencyKind::combine, kRdma> {
   using Base = RankCall<LowLatencyKind::combine, kRdma>;
   using Base::common, Base::epoch, Base::node, Base::row;
   const LowLatencyCombineParams& params;
-  const std::uint32_t& meaning;  ///< see CombineShared
+  const std::uint32_t& meaning;  ///< see CallWords
 
   DEEP_EP_DEVICE CombineCall(const LowLatencyCombineParams& of_call, std::uint64_t number, const std::uint32_t& means)
       : Base{of_call.common, number, of_call.row_bytes}, params(of_call), meaning(means) {}
 
-  /// Announces a selection of this rank. A cell has all of the meaning: its lower half beside expert and weight in the
-  /// payload, its upper half above the epoch.
+  /// Announces a selection of this rank. Its cell also has the meaning, and the expert above the epoch.
   DEEP_EP_DEVICE void announce(const Selection& selection, Cell* cell) const {
-    const std::uint32_t low = meaning << 16 | (static_cast<std::uint32_t>(selection.expert(params)) & 0xffffu);
-    store_cell(cell, std::uint64_t{bits_of(selection.weight)} << 32 | low,
-               std::uint64_t{meaning >> 16} << kEpochBits | epoch);
+    store_cell(cell, std::uint64_t{bits_of(selection.weight)} << 32 | meaning,
+               static_cast<std::uint64_t>(selection.expert(params)) << kEpochBits | epoch);
   }
   /// One of the owner's selections as it has announced it. It is not known yet; or there is no such token; or the owner
   /// means another call than ours, which ends it. Of a far owner once has_begun() says so.
   DEEP_EP_DEVICE Selection load_announced(int owner, int selection = 0) const {
     const Cell cell = load_cell(common.window.selections.at(epoch, owner).in(common.local) + selection);
-    const auto low = static_cast<std::uint32_t>(cell.payload);
-    const std::uint32_t theirs = static_cast<std::uint32_t>(cell.epoch >> kEpochBits) << 16 | low >> 16;
+    const auto theirs = static_cast<std::uint32_t>(cell.payload);
     const bool came = (cell.epoch & ((std::uint64_t{1} << kEpochBits) - 1)) >= epoch;
     if (came && theirs != meaning) refuse_call(common, owner, 0, meaning, theirs);
-    return {
-        {low & 0xffffu, 0}, float_from_bits(static_cast<std::uint32_t>(cell.payload >> 32)), came && theirs == meaning};
+    return {{static_cast<std::uint32_t>(cell.epoch >> kEpochBits), 0},
+            float_from_bits(static_cast<std::uint32_t>(cell.payload >> 32)),
+            came && theirs == meaning};
   }
   /// By a whole warp: waits until a far owner has announced its selections, acquiring them.
   DEEP_EP_DEVICE bool await_announced(int far_owner) const {
@@ -121,29 +119,33 @@ struct CombineCall : RankCall<LowLatencyKind::combine, kRdma> {
     return row(this->rail(node(owner), member), token);
   }
 
+  // Rows that travel as the experts left them: see unreduced.hpp.
+
+  /// What is written into the lines of a row of `expert`. Never what a call in one launch would write, so that no rank
+  /// takes a row for a sum.
+  DEEP_EP_DEVICE std::uint64_t tag(int expert) const {
+    return static_cast<std::uint64_t>(expert) << 47 | std::uint64_t{1} << 46 | epoch;
+  }
+  /// Row of the dispatch's selection `k` of `token`, in the heap of the token's owner.
+  DEEP_EP_DEVICE Place<std::byte> selected_row(int token, int k) const { return row(0, token * params.num_topk + k); }
+
  private:
   static constexpr int kEpochBits = 48;  ///< more than Progress has
 };
 
 struct CombineShared {
-  struct Words : CallWords {
-    std::uint32_t meaning;  ///< what ranks mean by the call: its shape, and the dispatch that the handle is of
-  };
-
-  Words* words;
-  std::uint64_t* acknowledged;  ///< [ranks], sending: what each rank had acknowledged when the block began
-  RdmaQueuePair* posters;       ///< in blocks that post, instead of the rest: of each warp
-  std::uint32_t* pushed;  ///< of rows that signals hold up, group by group: a bit for each selection that has left
-  std::size_t bytes;
-
-  /// `poster_warps`: 0 where nothing is posted. `rows`: that signals may hold up.
-  DEEP_EP_HOST_DEVICE CombineShared(Carver carver, int num_ranks, int poster_warps, int rows) {
-    words = carver.take<Words>();
-    acknowledged = carver.take<std::uint64_t>(static_cast<std::size_t>(num_ranks));
-    posters = carver.take<RdmaQueuePair>(static_cast<std::size_t>(poster_warps), kLine);
-    pushed = carver.take<std::uint32_t>(static_cast<std::size_t>(rows), kLine);
-    bytes = carver.bytes();
-  }
+  Carver carver;
+  int num_ranks;
+  int poster_warps;  ///< 0 where nothing is posted
+  int held_up;       ///< rows that signals may hold up
+  CallWords* words = carver.take<CallWords>();
+  /// Sending: what each rank had acknowledged when the block began.
+  std::uint64_t* acknowledged = carver.take<std::uint64_t>(num_ranks);
+  /// In blocks that post, instead of the rest: of each warp.
+  RdmaQueuePair* posters = carver.take<RdmaQueuePair>(poster_warps, kLine);
+  /// Of rows that signals hold up, group by group: a bit for each selection that has left.
+  std::uint32_t* pushed = carver.take<std::uint32_t>(held_up, kLine);
+  std::size_t bytes = carver.bytes();
 
   /// By all threads of the block, which syncs after it. The last warp reads which call this is, another one what it
   /// means, and the first ones look at what ranks have acknowledged: each waits for its own loads alone.

@@ -1,6 +1,6 @@
 // Low-latency combine of calls in two launches: every row that the dispatch brought goes to the token's owner as the
 // expert left it, and the owner multiplies and adds. So the send part waits for no rank's selections, and a late rank
-// holds up no other. A kernel of its own, as the one for calls in one launch has no room for its instructions.
+// holds up no other.
 //
 //   send part     counters, row table, acknowledgements (one load time) -> rows of x, behind their signals if there
 //                 are any (one load time) -> lines to the owners; all blocks are done -> cell to all ranks
@@ -15,15 +15,13 @@
 //
 // Room: a sender writes to an owner that has acknowledged the call before the last. A rank acknowledges at the end of
 // its receive part, when all ranks have sent all their rows: so no row of an acknowledged call is under way, not even
-// one that the rank did not want. It does not wait for its next call to do so, as calls in one launch do: with two
-// calls in flight that next call is the very one whose rows would wait for it.
+// one that the rank did not want.
 //
 // For ranks that all reach each other by NVLink, without masking, where the rows fit the window. Other calls with hooks
 // send as calls in one launch do. (A masked rank that comes late would write into places of others; what posters and
 // relays post are sums.)
 #pragma once
 
-#include "kernels/low_latency/combine/add.hpp"
 #include "kernels/low_latency/combine/shared.hpp"
 
 namespace deep_ep::device::low_latency {
@@ -38,7 +36,7 @@ struct UnreducedPusher : RowPusher {
   static constexpr int kTogether = 4;  ///< lines of a thread whose loads are under way at once
 
   /// By whole warps: all rows.
-  DEEP_EP_DEVICE void push_all(const UnreducedCall& call) const {
+  DEEP_EP_DEVICE void push_all(const CombineCall<false>& call) const {
     int missing = kNoSignal;
     const auto all_pushed = [&](const Poll&) {
       missing = push_rows(call);
@@ -55,7 +53,7 @@ struct UnreducedPusher : RowPusher {
 
   /// Pushes the group's rows: with signals those that are there and have not left. Returns a signal that another waits
   /// for.
-  DEEP_EP_DEVICE int push_rows(const UnreducedCall& call) const {
+  DEEP_EP_DEVICE int push_rows(const CombineCall<false>& call) const {
     const LowLatencySignals& signals = params.signals;
     int missing = kNoSignal;
     std::uint32_t* done = shared.pushed + group * params.held_up(step());
@@ -67,7 +65,9 @@ struct UnreducedPusher : RowPusher {
       if (signals.words != nullptr) {
         rows &= ~*done;
         const bool wanted = (rows >> lane_index() & 1) != 0;
-        const int word = wanted ? signal_of(row.position) : kNoSignal;
+        const int word = wanted ? row.position / params.expert_rows * signals.words_of_expert +
+                                      row.position % params.expert_rows / signals.rows_of_word
+                                : kNoSignal;
         const bool ready = wanted && load_acquire<Scope::gpu>(signals.words + word) >= signals.expected;
         const std::uint32_t now = warp::ballot(ready);
         if (now != rows) missing = warp::shuffle(word, lowest_bit(rows & ~now));
@@ -81,7 +81,7 @@ struct UnreducedPusher : RowPusher {
       each_bit(rows, [&](int k) {
         const int position = warp::shuffle(row.position, k);
         const int expert = first_expert + position / params.expert_rows;  // named by the row's tags
-        copy(position, call.selected_row(row.token, k).in(heap), call.tag(static_cast<std::uint32_t>(expert)));
+        copy(position, call.selected_row(row.token, k).in(heap), call.tag(expert));
       });
       return true;
     });
@@ -105,13 +105,6 @@ struct UnreducedPusher : RowPusher {
         if (i < left) wire().store(to, line, loaded[i], tag);
       }
     }
-  }
-
-  /// The word that says that the row is there, and acquires it.
-  DEEP_EP_DEVICE int signal_of(std::int32_t position) const {
-    const LowLatencySignals& signals = params.signals;
-    return position / params.expert_rows * signals.words_of_expert +
-           position % params.expert_rows / signals.rows_of_word;
   }
 
   /// By one thread: ends the call if the signal has not come for too long.

@@ -7,10 +7,7 @@
 //   2. Count, cast, write the stage.                                                three block syncs
 //   3. Lines to the peers, seen by the receiver's polls.                            NVLink one way (+ the wire)
 //   4. Store the row to the experts.                                                HBM
-// By rails (peers.hpp) a row for another node goes by its NIC to one rank there, which hands it on.
 // Counts take steps 1 and 2 without the cast, then one way by cells; they are there before the first row.
-//
-// Calls that reach ranks by RDMA have a kernel of their own, so that the others do not carry its instructions.
 #include "kernels/kernel_list.hpp"
 #include "kernels/low_latency/dispatch/receive.hpp"
 #include "kernels/primitives/launch.hpp"
@@ -93,15 +90,14 @@ DEEP_EP_DEVICE void post_dispatch(DispatchSender<true>& sender) {
              [&](CallPoster<DispatchCall<true>>& poster) { post_to(sender, poster); });
 }
 
-/// kRdma: some ranks are reached by RDMA. kWeighted: rows carry the weights of combine. As a run-time branch that costs
-/// dispatches of 128 tokens without weights 2 %.
+/// kRdma: some ranks are reached by RDMA: other kernels do not carry the instructions. kWeighted: rows carry the
+/// weights of combine. As a run-time branch that costs dispatches of 128 tokens without weights 2 %.
 template <bool kRdma, bool kWeighted>
 DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::byte* memory) {
   const LowLatencyParams& common = params.common;
   const LowLatencyRow row = params.row(kRdma && common.rail_width != 0, kWeighted);
   const bool sending = params.phase.sends;
-  const DispatchShared shared(Carver(memory), common.num_ranks, params.num_experts(), sending ? row.stage_bytes() : 0,
-                              0);
+  const DispatchShared shared{Carver(memory), common.num_ranks, params.num_experts(), sending ? row.stage_bytes() : 0};
   const bool tells = block_index() == 0;  // near ranks how many rows go where
   DispatchSender<kRdma> sender{params, shared, row};
 
@@ -115,7 +111,7 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
   if (sending) sender.clear_counts();
   prepare(params, shared);
   block::sync();
-  const DispatchShared::Words& words = *shared.words;
+  const CallWords& words = *shared.words;
 
   // 2. Send. The counts come first, as others wait for them.
   if (is_middle_thread()) common.counters(LowLatencyKind::dispatch).add_part(params.phase);
@@ -139,20 +135,17 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
   if (!params.phase.receives) return;
 
   // 3. Receive.
-  DispatchReceiver<kRdma> receiver{params, shared, row, tells, words.epochs.receive};
   const Divisor& parts = params.warps_per_row;
-  int group = warp_index() / parts * common.working_blocks + block_index();
-  int groups = block_warps() / parts * common.working_blocks;
-  const bool last = receive_with_masks(common, LowLatencyKind::dispatch, *shared.words, [&](bool again) {
-    if (again) {  // alone
-      group = warp_index() / parts;
-      groups = block_warps() / parts;
-      receiver.writes = true;
+  const bool last = receive_with_masks<!kWeighted>(common, LowLatencyKind::dispatch, *shared.words, [&](bool again) {
+    const DispatchReceiver<kRdma> receiver{params, shared, row, tells || again, words.epochs.receive};
+    const int blocks = again ? 1 : common.working_blocks;
+    const int group = warp_index() / parts * blocks + (again ? 0 : block_index());
+    if (again) {
       block::each(common.num_ranks, [&](int rank) { shared.left_out[rank] = masked(common, rank) ? 1 : 0; });
       block::sync();
     }
     receiver.learn_counts();
-    if (words.failed == 0) receiver.receive_rows(group, groups, warp_index() % parts);
+    if (words.failed == 0) receiver.receive_rows(group, block_warps() / parts * blocks, warp_index() % parts);
     Arrivals{params}.tell_failure();
   });
   // Where ranks may be masked, the last block knows the counts.

@@ -134,7 +134,7 @@ struct DispatchReceiver {
     }
   }
 
-  /// Learns how many rows come. Words::failed says whether the call is over.
+  /// Learns how many rows come. CallWords::failed says whether the call is over.
   DEEP_EP_DEVICE void learn_counts() const {
     const int num_ranks = params.common.num_ranks;
     const Divisor& cells = params.count_cells;
@@ -205,24 +205,6 @@ struct DispatchReceiver {
     const bool relayed = call().uses_rails() && call().is_far(source) && !call().is_relay(source);
     return {relayed ? call().rail(call().own_node(), source) : source, Wanted::low_latency_dispatch_rows, epoch};
   }
-  /// Waits for those that are missing. False: they will not come.
-  DEEP_EP_DEVICE bool await(int source, Lines& lines) const {
-    const LineLane lane;
-    return wait_until<WholeWarp>(call(), row_of(source), [&](const Poll& look) {
-      return lines.poll(
-          look.thorough, [&](int) { return epoch; }, [&](int i) { return lines.row + lane.byte_at(lines.line(i)); },
-          [&](int i) { return lines.is_line(i); });
-    });
-  }
-
-  /// Lines from number `begin` on that this warp, `part` of those that share the row at `at`, has of it.
-  DEEP_EP_DEVICE Lines lines_of(Place<std::byte> at, std::uint32_t begin, int part) const {
-    return {{},
-            at.in(params.common.local),
-            row.lines(),
-            begin + static_cast<std::uint32_t>(part * kWarpLines + LineLane().line),
-            static_cast<std::uint32_t>(params.warps_per_row * kWarpLines)};
-  }
   /// Stores the row's scales at `places`, a word in each lane. False: the call is over, and some have not come.
   DEEP_EP_DEVICE bool store_scales(int source, const Lines& lines, std::uint32_t selection, std::int32_t position,
                                    std::uint32_t places) const {
@@ -264,16 +246,15 @@ struct DispatchReceiver {
   DEEP_EP_DEVICE void store_payload(const Lines& lines, std::int32_t position, std::uint32_t places) const {
     const std::uint32_t first = lines.first - row.head_lines();
     const int first_vector = LineLane().vector(first), step = LineLane::vectors(lines.step);
-#pragma unroll 1
-    for (std::uint32_t left = places; left != 0; left &= left - 1) {
-      const std::int64_t to = warp::shuffle(position, lowest_bit(left));
+    each_bit(places, [&](int k) {
+      const std::int64_t to = warp::shuffle(position, k);
       auto* const begin = reinterpret_cast<Vec16*>(params.recv_x) + to * row.vectors();
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         const int vector = first_vector + i * step;
         if (vector < row.vectors()) store_vector(begin + vector, first, lines.part[i]);
       }
-    }
+    });
   }
 
   /// Receives one warp's part of a row; or hands it on (`relays`) to each rank of this node that has an expert of it,
@@ -285,15 +266,26 @@ struct DispatchReceiver {
         !call().template await_progress<WholeWarp>(source, slot + 1, Wanted::low_latency_dispatch_rows)) {
       return;
     }
-    Lines lines = relays ? lines_of(call().relayed_row(call().node(source), slot), 0, part)
-                         : lines_of(call().row(source, slot), row.head_lines(), part);
+    const auto line = static_cast<std::uint32_t>(part * kWarpLines + LineLane().line);
+    const Place<std::byte> from = relays ? call().relayed_row(call().node(source), slot) : call().row(source, slot);
+    Lines lines{{},
+                from.in(params.common.local),
+                row.lines(),
+                relays ? line : row.head_lines() + line,
+                static_cast<std::uint32_t>(params.warps_per_row * kWarpLines)};
+    const auto all_there = [&](const Poll& look) {
+      return lines.poll(
+          look.thorough, [&](int) { return epoch; },
+          [&](int i) { return lines.row + LineLane().byte_at(lines.line(i)); },
+          [&](int i) { return lines.is_line(i); });
+    };
     const int lane = lane_index();
     std::uint32_t selection = 0, places = 0;
     std::int32_t position = -1;
     std::byte* to = nullptr;
 #pragma unroll 1
     for (bool first_batch = true;; first_batch = false) {
-      if (!await(source, lines)) return;
+      if (!wait_until<WholeWarp>(call(), row_of(source), all_there)) return;
       // Few rows: all warps of the block share this one, and some lines of it have come, so the others come, too.
       if (!kRdma && last && params.warps_per_row == block_warps()) block::let_next_kernel_start();
 
@@ -308,7 +300,13 @@ struct DispatchReceiver {
 
       // 3. Store it at each place. Then the next lines, if there are more.
       if (relays) {
-        hand_on(lines, to);
+        each_bit(warp::ballot(to != nullptr), [&](int k) {
+          std::byte* const begin = warp::shuffle(to, k);
+#pragma unroll
+          for (int i = 0; i < kBatch; ++i) {
+            store_line(begin + LineLane().byte_at(lines.line(i)), lines.part[i], lines.is_line(i));
+          }
+        });
       } else {
         store_payload(lines, position, places);
       }
@@ -325,17 +323,6 @@ struct DispatchReceiver {
     if (!scaled) return;  // the call is over
     const int local = local_expert(selection);
     Arrivals{params}.tell_stored(places, local, position - local * params.expert_rows);
-  }
-
-  /// Stores the lines as they are in each lane's place `to`, if it has one.
-  DEEP_EP_DEVICE void hand_on(const Lines& lines, std::byte* to) const {
-    each_bit(warp::ballot(to != nullptr), [&](int k) {
-      std::byte* const begin = warp::shuffle(to, k);
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        store_line(begin + LineLane().byte_at(lines.line(i)), lines.part[i], lines.is_line(i));
-      }
-    });
   }
 
   /// In one lane for each rank that gets the row: its place in that rank's window; else nullptr. There is room: the

@@ -8,45 +8,30 @@
 namespace deep_ep::device::low_latency {
 
 struct DispatchShared {
-  struct Words : CallWords {
-    std::int32_t destinations;  ///< of the current token
-    std::int32_t staged;        ///< one of them is the staging memory, for far ranks
-    std::int32_t failed;        ///< the call is over, as a thread that learned counts has found
-  };
-
-  Words* words;
-  std::byte** destinations;     ///< [kMaxTopk]: where the current token's row goes, in the window of each rank
-  std::byte** heaps;            ///< [ranks]
-  std::uint64_t* acknowledged;  ///< [ranks], sending: what each rank had acknowledged when the block began
-  std::int32_t* left_out;       ///< [ranks]: not 0: nothing is sent to this rank, nothing expected from it
-  /// [ranks]. Sending: tokens counted so far that go to each rank. Receiving: rows of each source.
-  std::uint32_t* rows;
-  /// [experts], behind `rows`. Sending: entries counted so far that name each expert. Receiving, [rank][local expert]:
-  /// rows that each source has for each of our experts, then where they begin.
-  std::uint32_t* entries;
-  /// [ranks], behind `entries`, by rails. Receiving: rows of each source that this rank hands on. In blocks that post:
-  /// tokens counted so far that go to each node.
-  std::uint32_t* relayed;
-  std::byte* stage;        ///< the row to send, without tags
-  RdmaQueuePair* posters;  ///< in blocks that post, instead of the stage: of each warp
-  std::size_t bytes;
-
-  /// `stage_bytes`: 0 where nothing is sent. `poster_warps`: 0 where nothing is posted.
-  DEEP_EP_HOST_DEVICE DispatchShared(Carver carver, int num_ranks, int num_experts, std::size_t stage_bytes,
-                                     int poster_warps) {
-    const auto ranks = static_cast<std::size_t>(num_ranks);
-    words = carver.take<Words>();
-    destinations = carver.take<std::byte*>(kMaxTopk);
-    heaps = carver.take<std::byte*>(ranks);
-    acknowledged = carver.take<std::uint64_t>(ranks);
-    left_out = carver.take<std::int32_t>(ranks);
-    rows = carver.take<std::uint32_t>(ranks);
-    entries = carver.take<std::uint32_t>(static_cast<std::size_t>(num_experts));
-    relayed = carver.take<std::uint32_t>(ranks);
-    posters = carver.take<RdmaQueuePair>(static_cast<std::size_t>(poster_warps), kLine);
-    stage = carver.take<std::byte>(stage_bytes, kLine);
-    bytes = carver.bytes();
-  }
+  Carver carver;
+  int num_ranks, num_experts;
+  std::size_t stage_bytes;  ///< 0 where nothing is sent
+  int poster_warps = 0;     ///< 0 where nothing is posted
+  CallWords* words = carver.take<CallWords>();
+  /// Where the current token's row goes, in the window of each rank.
+  std::byte** destinations = carver.take<std::byte*>(kMaxTopk);
+  std::byte** heaps = carver.take<std::byte*>(num_ranks);
+  /// Sending: what each rank had acknowledged when the block began.
+  std::uint64_t* acknowledged = carver.take<std::uint64_t>(num_ranks);
+  /// Not 0: nothing is sent to this rank, nothing expected from it.
+  std::int32_t* left_out = carver.take<std::int32_t>(num_ranks);
+  /// Sending: tokens counted so far that go to each rank. Receiving: rows of each source.
+  std::uint32_t* rows = carver.take<std::uint32_t>(num_ranks);
+  /// Behind `rows`. Sending: entries counted so far that name each expert. Receiving, [rank][local expert]: rows that
+  /// each source has for each of our experts, then where they begin.
+  std::uint32_t* entries = carver.take<std::uint32_t>(num_experts);
+  /// Behind `entries`, by rails. Receiving: rows of each source that this rank hands on. In blocks that post: tokens
+  /// counted so far that go to each node.
+  std::uint32_t* relayed = carver.take<std::uint32_t>(num_ranks);
+  /// In blocks that post, instead of the stage: of each warp.
+  RdmaQueuePair* posters = carver.take<RdmaQueuePair>(poster_warps, kLine);
+  std::byte* stage = carver.take<std::byte>(stage_bytes, kLine);  ///< the row to send, without tags
+  std::size_t bytes = carver.bytes();
 };
 
 // A warp has the header in the lines that it loads at once: the token, and of each selection expert and slot or weight.

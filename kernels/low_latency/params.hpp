@@ -102,20 +102,19 @@ struct LowLatencyRowTable {
     return 2 + std::int64_t{max_tokens} * (1 + num_topk * (weighted ? 2 : 1));
   }
   DEEP_EP_HOST_DEVICE std::int32_t* rows(int source) const { return base + source; }
-  DEEP_EP_HOST_DEVICE std::int32_t* token(int source, int row) const { return base + (num_ranks + at(source, row)); }
+  DEEP_EP_HOST_DEVICE std::int32_t* token(int source, int row) const {
+    return base + (num_ranks + source * max_tokens + row);
+  }
   /// Which row of recv_x selection `k` of the row is; -1: on another rank.
   /// It is in block position / (R * M), which is the local expert.
   DEEP_EP_HOST_DEVICE std::int32_t* position(int source, int row, int k) const {
-    return base + (num_ranks * (1 + max_tokens) + at(source, row) * num_topk + k);
+    return base + (num_ranks * (1 + max_tokens) + (source * max_tokens + row) * num_topk + k);
   }
   /// The low half of the dispatch's number, which is the same on all ranks.
   DEEP_EP_HOST_DEVICE std::int32_t* epoch() const { return position(0, num_ranks * max_tokens, 0); }
   DEEP_EP_HOST_DEVICE float* weight(int source, int row, int k) const {
     return reinterpret_cast<float*>(position(source, num_ranks * max_tokens + row, k) + num_ranks);
   }
-
- private:
-  DEEP_EP_HOST_DEVICE int at(int source, int row) const { return source * max_tokens + row; }
 };
 
 /// Channels that share a scale.

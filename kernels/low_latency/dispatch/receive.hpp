@@ -20,7 +20,9 @@ struct Arrivals {
   DEEP_EP_DEVICE void tell_stored(std::uint32_t places, int local, int row) const {
     if (!wanted()) return;
     warp::sync();  // behind it, what one lane releases are the stores of all
-    if ((places >> lane_index() & 1) != 0) add_release<Scope::gpu>(word(local, row >> params.arrival_shift), 1);
+    if ((places >> lane_index() & 1) == 0) return;
+    const std::int64_t word = std::int64_t{local} * params.arrival_words + (row >> params.arrival_shift);
+    add_release<Scope::gpu>(params.arrivals + word, 1);
   }
 
   /// By one block, when it has written all counts and synced.
@@ -28,12 +30,11 @@ struct Arrivals {
     if (!wanted()) return;
     const int words = params.arrival_words;
     block::each(params.num_local_experts * words, [&](int i) {
-      const int local = i / words;
       const std::int64_t first = std::int64_t{i % words} << params.arrival_shift;
       const std::int64_t most = std::int64_t{1} << params.arrival_shift;
-      const std::int64_t left = params.recv_count[local] - first;
+      const std::int64_t left = params.recv_count[i / words] - first;
       const std::int64_t rows = left < 0 ? 0 : left < most ? left : most;
-      add_release<Scope::gpu>(word(local, i % words), kArrivalStep - rows * params.warps_per_row);
+      add_release<Scope::gpu>(params.arrivals + i, kArrivalStep - rows * params.warps_per_row);
     });
   }
 
@@ -42,11 +43,6 @@ struct Arrivals {
     if (!wanted() || !aborted(params.common.wait)) return;
     warp::each(params.num_local_experts * params.arrival_words,
                [&](int i) { store_relaxed<Scope::gpu>(params.arrivals + i, kArrivalFailed); });
-  }
-
- private:
-  DEEP_EP_DEVICE std::int64_t* word(int local, int index) const {
-    return params.arrivals + std::int64_t{local} * params.arrival_words + index;
   }
 };
 

@@ -243,7 +243,6 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   const int held_up = kUnreduced ? groups * params.held_up(groups * common.working_blocks) : 0;
   const CombineShared shared{Carver(memory), common.num_ranks, 0, held_up};
   const bool works = block_index() < common.working_blocks;
-  const bool posts = kRdma && !works;
   // One block tells and awaits what concerns all ranks. If an SM is left for it, this block does nothing else.
   const bool tells = block_index() == (kRdma ? 0 : grid_blocks() - 1);
   const bool pushes = group < groups && works;
@@ -278,7 +277,7 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
     sending.acknowledge_all(epochs.receive - 1, masks && sends_part);
     warp::sync();
   }
-  if (posts) return post_combine(params, sending, epochs.receive - 1, shared);
+  if (kRdma && !works) return post_combine(params, sending, epochs.receive - 1, shared);
 
   // 3. As owner, tell the expert ranks which of their rows count, and how much. As expert side, push rows.
   if (announces) announce(params, sending, shared, loaded);

@@ -13,14 +13,10 @@ namespace deep_ep::device::low_latency {
 
 /// A row of combine as it travels from an expert rank to the token's owner: tagged lines with vectors of bfloat16.
 struct CombineWire {
-  int vectors;
-  std::uint32_t lines;
-  int pieces;  ///< of four lines: what a warp works on at once
-
-  DEEP_EP_HOST_DEVICE explicit CombineWire(int hidden)
-      : vectors(hidden / 8),
-        lines(tagged_lines(2 * static_cast<std::uint32_t>(hidden))),
-        pieces((static_cast<int>(lines) + kWarpLines - 1) / kWarpLines) {}
+  int hidden;
+  int vectors = hidden / 8;
+  std::uint32_t lines = tagged_lines(2 * static_cast<std::uint32_t>(hidden));
+  int pieces = (static_cast<int>(lines) + kWarpLines - 1) / kWarpLines;  ///< of four lines: a warp's work at once
 
   /// In the window.
   DEEP_EP_HOST_DEVICE std::uint32_t bytes() const { return lines * kTaggedLine; }
@@ -189,7 +185,7 @@ struct RowPusher {
   CombineRow first{};     ///< the group's first row
   std::int32_t most = 0;  ///< rows of any source that this lane has seen
 
-  DEEP_EP_DEVICE CombineWire wire() const { return CombineWire(params.hidden); }
+  DEEP_EP_DEVICE CombineWire wire() const { return {params.hidden}; }
 
   /// Starts the loads that do not depend on the call. `shares`: more groups than rows share the selections of a row.
   DEEP_EP_DEVICE void load_first(bool shares) {

@@ -239,20 +239,6 @@ struct DispatchReceiver {
     }
   }
 
-  DEEP_EP_DEVICE void store_payload(const Lines& lines, std::int32_t position, std::uint32_t places) const {
-    const std::uint32_t first = lines.first - row.head_lines();
-    const int first_vector = LineLane().vector(first), step = LineLane::vectors(lines.step);
-    each_bit(places, [&](int k) {
-      const std::int64_t to = warp::shuffle(position, k);
-      auto* const begin = reinterpret_cast<Vec16*>(params.recv_x) + to * row.vectors();
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        const int vector = first_vector + i * step;
-        if (vector < row.vectors()) store_vector(begin + vector, first, lines.part[i]);
-      }
-    });
-  }
-
   /// Receives one warp's part of a row; or hands it on (`relays`) to each rank of this node that has an expert of it,
   /// this one included. A row that is handed on carries its tags already, and says which slot of each rank is its own.
   DEEP_EP_DEVICE void receive_row(int source, int slot, int part, bool relays, bool last) const {
@@ -304,7 +290,17 @@ struct DispatchReceiver {
           }
         });
       } else {
-        store_payload(lines, position, places);
+        const std::uint32_t first = lines.first - row.head_lines();
+        const int first_vector = LineLane().vector(first), step = LineLane::vectors(lines.step);
+        each_bit(places, [&](int k) {
+          const std::int64_t at = warp::shuffle(position, k);
+          auto* const begin = reinterpret_cast<Vec16*>(params.recv_x) + at * row.vectors();
+#pragma unroll
+          for (int i = 0; i < kBatch; ++i) {
+            const int vector = first_vector + i * step;
+            if (vector < row.vectors()) store_vector(begin + vector, first, lines.part[i]);
+          }
+        });
       }
       lines.next_batch();
       if (warp::all(!lines.is_line(0))) break;

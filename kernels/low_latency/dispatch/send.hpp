@@ -1,5 +1,4 @@
-// The send part of the low-latency dispatch. Block 0 tells the peers how many rows they get. Every other block takes
-// tokens, prepares the row once and stores it to each rank that has an expert of the token.
+// The send part of the low-latency dispatch: dispatch.cu says which block does what.
 #pragma once
 
 #include "kernels/low_latency/peers.hpp"
@@ -167,12 +166,11 @@ struct DispatchSender {
 
   /// Has a token an expert on one of `count` ranks from `first_rank` on?
   DEEP_EP_DEVICE bool goes_to(int of_token, int first_rank, int count) const {
-    const std::int64_t first = std::int64_t{first_rank} * params.num_local_experts;
-    const std::int64_t end = first + std::int64_t{count} * params.num_local_experts;
     bool goes = false;
     for (int k = 0; k < params.num_topk; ++k) {
-      const std::int64_t expert = params.topk_idx.load(std::int64_t{of_token} * params.num_topk + k);
-      goes = goes || (expert >= first && expert < end);
+      const std::int64_t index = params.topk_idx.load(std::int64_t{of_token} * params.num_topk + k);
+      const int rank = params.rank_of(expert_of(index, params.num_experts()));
+      goes = goes || (rank >= first_rank && rank < first_rank + count);
     }
     return goes;
   }

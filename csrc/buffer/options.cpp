@@ -59,6 +59,7 @@ struct Facts {
   std::array<std::uint64_t, std::tuple_size_v<decltype(numbers_of({}))>> options{};
   DeviceIdentity device;
   ProcessIdentity process;
+  bool replaces = false;
 };
 
 }  // namespace
@@ -109,15 +110,17 @@ LaunchPolicy share_device(LaunchPolicy policy, const DeviceIdentity& mine, std::
   return policy;
 }
 
-AgreedOptions agree_on_options(Bootstrap& bootstrap, const BufferOptions& options, const DeviceIdentity& device) {
+AgreedOptions agree_on_options(Bootstrap& bootstrap, const BufferOptions& options, const DeviceIdentity& device,
+                               bool replaces) {
   AgreedOptions agreed;
   BufferOptions& mine = agreed.options = with_environment(options, bootstrap.size());
-  Facts facts{.device = device, .process = this_process()};
+  Facts facts{.device = device, .process = this_process(), .replaces = replaces};
   std::ranges::copy(numbers_of(mine) | std::views::values, facts.options.begin());
   const std::vector<Facts> all = all_gather_values(bootstrap, facts);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     agreed.devices.push_back(all[rank].device);
     agreed.processes.push_back(all[rank].process);
+    agreed.replaces_ranks |= all[rank].replaces;
     for (std::size_t i = 0; i < facts.options.size(); ++i) {
       if (all[rank].options[i] == facts.options[i]) continue;
       fail<RankMismatch>("Buffer: {} is {} on rank {} but {} on rank {}; it must be equal on all ranks",

@@ -21,11 +21,13 @@ struct AgreedOptions {
   /// Of each rank.
   std::vector<DeviceIdentity> devices;
   std::vector<ProcessIdentity> processes;
+  bool replaces_ranks = false;  ///< some ranks have had the buffer before
 };
 
 /// Collective: one exchange of all that a rank knows before memory is made. Throws on every rank when the options are
-/// wrong on one, or differ where they must not.
-AgreedOptions agree_on_options(Bootstrap& bootstrap, const BufferOptions& options, const DeviceIdentity& device = {});
+/// wrong on one, or differ where they must not. `replaces`: this rank has the buffer, and others are replaced.
+AgreedOptions agree_on_options(Bootstrap& bootstrap, const BufferOptions& options, const DeviceIdentity& device = {},
+                               bool replaces = false);
 
 /// The options with what the environment says where the program leaves it open, checked: InvalidArgument. Lanes are 0
 /// where that is auto.

@@ -95,7 +95,7 @@ void Runtime::make(const std::shared_ptr<Backend>& backend, const BufferOptions&
   normal_mode = std::make_unique<NormalMode>(*this);
   if (options().low_latency.bytes != 0) low_latency = std::make_shared<LowLatency>(*this);
   bootstrap_->barrier();  // no rank signals before all ranks are ready
-  only_low_latency_ = membership_ != nullptr && membership_->joined_later();
+  only_low_latency_ = agreed.replaces_ranks;
   if (only_low_latency_) low_latency->resume_together(*bootstrap_);
   log::info("buffer: {}", fmt::join(split(trim(describe()), '\n'), "; "));
 }
@@ -218,7 +218,7 @@ void Buffer::replace_ranks(const std::shared_ptr<Bootstrap>& group, std::span<co
   agree(*exchanges, "replacing ranks", [&] {
     const std::vector<bool> is_new = in->check_replaced(*exchanges, ranks);
     mode.begin_resume();
-    const AgreedOptions agreed = agree_on_options(*exchanges, in->options(), in->executor()->identity());
+    const AgreedOptions agreed = agree_on_options(*exchanges, in->options(), in->executor()->identity(), true);
     in->check_newcomers(agreed, is_new);
     in->membership()->replace(*exchanges);
     in->heap()->admit(*exchanges, is_new);

@@ -32,20 +32,13 @@ constexpr double kForEver = 1e9;  ///< s, as in kernels; not all doubles have th
 
 auto load(const auto& words, int rank) { return __atomic_load_n(&words[index(rank)], __ATOMIC_RELAXED); }
 
-/// Collective: the processes of all ranks.
-std::vector<ProcessInfo> exchange_infos(Plane& plane, Bootstrap& bootstrap, bool by_tcp, bool was_there) {
-  ProcessInfo mine = plane.info(by_tcp);
-  mine.was_there = was_there ? 1 : 0;
-  return all_gather_values(bootstrap, mine);
-}
-
 }  // namespace
 
 // ---- Joining and leaving ----
 
 std::unique_ptr<Membership> Membership::join(const std::shared_ptr<Plane>& plane, Bootstrap& bootstrap,
                                              ControlWords& words, const JoinOptions& options) {
-  const std::vector<ProcessInfo> ranks = exchange_infos(*plane, bootstrap, options.by_tcp, false);
+  const std::vector<ProcessInfo> ranks = all_gather_values(bootstrap, plane->info(options.by_tcp));
   const auto off = std::ranges::find(ranks, 0u, &ProcessInfo::on);
   if (off != ranks.end()) {
     const auto where = off - ranks.begin();
@@ -173,7 +166,7 @@ void Membership::resume() {
 }
 
 void Membership::replace(Bootstrap& bootstrap) {
-  const std::vector<ProcessInfo> ranks = exchange_infos(*plane_, bootstrap, false, true);
+  const std::vector<ProcessInfo> ranks = all_gather_values(bootstrap, plane_->info(false));
   std::unique_lock lock(plane_->mutex_);
   begin(ranks[0].buffer, ranks);
   plane_->connect(*this, lock);

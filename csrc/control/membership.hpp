@@ -5,7 +5,6 @@
 // own kernels: so all ranks that go on hear of it, or none does, though the rank that decided may end half way.
 #pragma once
 
-#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -71,10 +70,6 @@ class Membership {
 
   // A process that takes the place of a rank joins while the others replace that rank.
 
-  /// The other ranks have had a membership before this one joined.
-  bool joined_later() const {
-    return std::ranges::any_of(ranks_, [](const Rank& rank) { return rank.info.was_there != 0; });
-  }
   /// Collective with join() in the new processes, which are all of this network namespace: all begin anew, as a buffer
   /// of another number. Kernels go on without the ranks that were lost, until resume().
   void replace(Bootstrap& bootstrap);

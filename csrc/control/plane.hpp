@@ -42,8 +42,7 @@ struct ProcessInfo {
   Token secret = {};   ///< a caller must show it
   std::int32_t pid = 0;
   std::uint32_t on = 1;
-  std::uint64_t buffer = 0;     ///< that of rank 0 names the buffer
-  std::uint32_t was_there = 0;  ///< it replaces other ranks
+  std::uint64_t buffer = 0;  ///< that of rank 0 names the buffer
   SocketAddress tcp = {};
 };
 /// At which it listens for processes of its network namespace.

@@ -1,5 +1,4 @@
-// Parts that the transports of the library and the exchanges over them share. Steps that all ranks make together
-// must fail together: a rank that throws alone leaves its peers waiting in their next collective until the deadline.
+// Parts that the transports of the library and the exchanges over them share.
 #pragma once
 
 #include <cstring>
@@ -8,7 +7,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <string_view>
 #include <type_traits>
 #include <vector>
 
@@ -16,12 +14,6 @@
 #include "deep_ep/error.hpp"
 
 namespace deep_ep {
-
-/// Runs `step` on this rank. When it fails anywhere, every rank throws: the ranks where it failed their own exception,
-/// the others a SystemError "<what> failed on rank 3: <its text>". The others learn of it in this call, or, over
-/// BufferExchanges, in their next exchange: there a step that goes well costs no exchange, and is no barrier, and only
-/// there it may have exchanges of its own: all that ranks do to make a buffer is one step.
-void agree(Bootstrap& bootstrap, std::string_view what, const std::function<void()>& step);
 
 /// Runs `step` on this rank. Nothing: it has gone well on all ranks. Else the first rank where it has failed, and why:
 /// all ranks return the same, and may try something else.

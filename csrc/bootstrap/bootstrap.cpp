@@ -5,7 +5,6 @@
 #include <exception>
 
 #include "csrc/bootstrap/agreement.hpp"
-#include "csrc/bootstrap/buffer_exchanges.hpp"
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
 
@@ -21,20 +20,6 @@ void Bootstrap::barrier() {
 void require_rank(int rank, int size) {
   if (size < 1) fail<InvalidArgument>("size is {}, allowed: at least 1", size);
   if (rank < 0 || rank >= size) fail<InvalidArgument>("rank is {}, allowed: 0 to {}", rank, size - 1);
-}
-
-void agree(Bootstrap& bootstrap, std::string_view what, const std::function<void()>& step) {
-  auto* exchanges = dynamic_cast<BufferExchanges*>(&bootstrap);
-  std::optional<BufferExchanges> of_step;
-  if (exchanges == nullptr)
-    exchanges = &of_step.emplace(std::shared_ptr<Bootstrap>(std::shared_ptr<void>(), &bootstrap));
-  try {
-    step();
-    if (of_step) of_step->barrier();
-  } catch (const std::exception& error) {
-    exchanges->tell_failure(what, error.what());
-    throw;
-  }
 }
 
 std::optional<FirstFailure> first_failure(Bootstrap& bootstrap, const std::function<void()>& step) {

@@ -140,10 +140,13 @@ std::vector<BufferExchanges::Frame> BufferExchanges::gather_frames(std::span<con
   return frames;
 }
 
-void BufferExchanges::tell_failure(std::string_view what, std::string_view why) noexcept {
-  if (failed_) return;
+void BufferExchanges::agree(std::string_view what, const std::function<void()>& step) try {
+  failed_ = false;
+  step();
+} catch (const std::exception& error) {
+  if (failed_) throw;  // the ranks know that failure, or cannot be told
   try {
-    std::string text = fmt::format("{} failed on rank {}: {}", what, rank(), why);
+    std::string text = fmt::format("{} failed on rank {}: {}", what, rank(), error.what());
     text.resize(std::min(text.size(), sizeof(Frame::part)));
     next_.failed = 1;
     all_gather(std::as_bytes(std::span(text)));
@@ -151,12 +154,12 @@ void BufferExchanges::tell_failure(std::string_view what, std::string_view why) 
     // The failure is the cause; that the others could not be told, or have failed as well, follows from it.
   }
   next_.failed = 0;
+  throw;
 }
 
 void BufferExchanges::begin(Purpose purpose) {
   next_.purpose = purpose;
   next_.step = 0;
-  failed_ = false;
 }
 
 }  // namespace deep_ep

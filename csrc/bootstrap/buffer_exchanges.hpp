@@ -12,8 +12,8 @@
 //   4. Anything else is a mistake of the program: RankMismatch on all ranks.
 // So no message has to be kept for later, and every transport serves that has an all-gather.
 //
-// A rank whose own step between two exchanges fails (`agree`) brings a frame that says so instead of its next message.
-// The others throw that text in this exchange, so steps that go well cost no exchange of their own.
+// A rank whose own step between two exchanges fails (see agree()) brings a frame that says so instead of its next
+// message. The others throw that text in this exchange, so steps that go well cost no exchange of their own.
 //
 // Numbers. A rank proposes a number above all it has seen. The first exchange of a buffer agrees on the largest
 // proposal, so ranks need not have counted alike. A header has the newest buffers that the rank has not left; no number
@@ -79,9 +79,10 @@ class BufferExchanges final : public Bootstrap {
   /// @throws PeerLeft, RankMismatch, and what the group's throws.
   std::vector<std::byte> all_gather(std::span<const std::byte> mine) override;
 
-  /// Tells the others, in their next exchange, that `what` failed here, and why. Not where the last exchange failed:
-  /// the ranks know that failure, or cannot be told.
-  void tell_failure(std::string_view what, std::string_view why) noexcept;
+  /// Runs `step`, which may have exchanges, on this rank: all that ranks do to make a buffer is one step. When it fails
+  /// anywhere, every rank throws, or peers would wait in their next exchange: the ranks where it failed their own
+  /// exception, the others, in that exchange, a SystemError "<what> failed on rank 3: <its text>".
+  void agree(std::string_view what, const std::function<void()>& step);
 
   /// Asked while an exchange waits: throws PeerLeft where a rank will not come. Empty: nobody knows.
   void end_waits_by(std::function<void()> look) { end_waits_ = std::move(look); }
@@ -96,7 +97,7 @@ class BufferExchanges final : public Bootstrap {
   std::shared_ptr<Bootstrap> group_;
   ExchangeHeader next_;
   std::function<void()> end_waits_;
-  bool failed_ = false;  ///< the last exchange
+  bool failed_ = false;  ///< the last exchange of a step
 };
 
 }  // namespace deep_ep

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "csrc/bootstrap/agreement.hpp"
+#include "csrc/bootstrap/buffer_exchanges.hpp"
 #include "csrc/buffer/low_latency/low_latency.hpp"
 #include "csrc/buffer/normal_mode.hpp"
 #include "csrc/buffer/runtime.hpp"
@@ -90,7 +90,7 @@ void Buffer::suspend() {
   }
   BufferExchanges& exchanges = in->bootstrap();
   exchanges.begin(Purpose::sleeping);
-  agree(exchanges, "suspend", [&] {
+  exchanges.agree("suspend", [&] {
     if (in->executor()->is_capturing(in->comm_stream())) {
       throw InvalidArgument("suspend: calls are being recorded into a CUDA graph, and the host waits for calls");
     }
@@ -109,7 +109,7 @@ void Buffer::resume() {
   if (!in->suspended_) throw InvalidArgument("resume: the buffer is not suspended");
   in->executor()->make_current();
   in->bootstrap().begin(Purpose::sleeping);
-  agree(in->bootstrap(), "resume", [&] { in->heap()->resume(in->bootstrap()); });
+  in->bootstrap().agree("resume", [&] { in->heap()->resume(in->bootstrap()); });
   in->suspended_ = false;
 }
 

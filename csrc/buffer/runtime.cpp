@@ -5,7 +5,6 @@
 #include <exception>
 #include <utility>
 
-#include "csrc/bootstrap/agreement.hpp"
 #include "csrc/buffer/checks.hpp"
 #include "csrc/buffer/low_latency/low_latency.hpp"
 #include "csrc/buffer/normal_mode.hpp"
@@ -44,7 +43,7 @@ Runtime::Runtime(const std::shared_ptr<Bootstrap>& bootstrap, std::shared_ptr<Ex
   if (num_ranks_ < 1 || num_ranks_ > kMaxRanks || rank_ < 0 || rank_ >= num_ranks_) {
     fail<InvalidArgument>("the bootstrap says rank {} of {}, allowed: at most {} ranks", rank_, num_ranks_, kMaxRanks);
   }
-  agree(*bootstrap_, "making a Buffer", [&] { make(backend, options); });
+  bootstrap_->agree("making a Buffer", [&] { make(backend, options); });
 }
 
 void Runtime::make(const std::shared_ptr<Backend>& backend, const BufferOptions& asked) {
@@ -215,7 +214,7 @@ void Buffer::replace_ranks(const std::shared_ptr<Bootstrap>& group, std::span<co
   if (!group) throw InvalidArgument("replace_ranks: group is null");
   auto exchanges = std::make_unique<BufferExchanges>(group);
   // By the exchanges of make(), which the new processes are in. In one node a plan has the options that ranks agree on.
-  agree(*exchanges, "replacing ranks", [&] {
+  exchanges->agree("replacing ranks", [&] {
     const std::vector<bool> is_new = in->check_replaced(*exchanges, ranks);
     mode.begin_resume();
     const AgreedOptions agreed = agree_on_options(*exchanges, in->options(), in->executor()->identity(), true);

@@ -18,7 +18,7 @@ namespace deep_ep {
 class SymmetricHeap {
  public:
   /// Collective, as all below that have a bootstrap; heap_choice.hpp says which way of sharing memory is used when. A
-  /// failure is that of one rank: the caller, who makes more than a heap, tells the others (`agree`).
+  /// failure is that of one rank: the caller, who makes more than a heap, tells the others (BufferExchanges::agree).
   SymmetricHeap(std::shared_ptr<Executor> executor, std::shared_ptr<const HeapMemory> memory, Bootstrap& bootstrap,
                 const HeapBytes& bytes_for);
 

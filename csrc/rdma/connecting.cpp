@@ -77,8 +77,8 @@ std::vector<ConnectedEnds> make_connected_ends(Bootstrap& bootstrap, std::span<c
   for (;; ++attempt) {
     const auto open = static_cast<NicHandler>(attempt);
     const NicHandler handler = wanted == NicHandler::automatic ? open : wanted;
-    const auto goes_well = [&](std::string_view what, const std::function<void()>& step) {
-      if (open == NicHandler::cpu) return agree(bootstrap, what, step), true;
+    const auto goes_well = [&](const std::function<void()>& step) {
+      if (open == NicHandler::cpu) return step(), true;
       const auto failure = first_failure(bootstrap, step);
       if (failure) refusals.push_back(fmt::format("rank {}: {}", failure->rank, failure->why));
       return !failure;
@@ -89,7 +89,7 @@ std::vector<ConnectedEnds> make_connected_ends(Bootstrap& bootstrap, std::span<c
         if (!sets[set].peers.empty()) made[set].ends = make(handler, sets[set]);
       }
     };
-    if (!goes_well("making RDMA queue pairs", make_all)) continue;
+    if (!goes_well(make_all)) continue;
     std::vector<std::vector<OtherSide>> others;
     for (std::size_t set = 0; set < sets.size(); ++set) {
       others.push_back(find_other_sides(bootstrap, sets[set], made[set].ends.get()));
@@ -103,7 +103,7 @@ std::vector<ConnectedEnds> make_connected_ends(Bootstrap& bootstrap, std::span<c
         made[set].ends->start();
       }
     };
-    if (!goes_well("connecting RDMA queue pairs", connect_all)) continue;
+    if (!goes_well(connect_all)) continue;
     const bool reaches = std::ranges::any_of(made, [](const ConnectedEnds& one) { return one.ends != nullptr; });
     if (wanted == NicHandler::automatic && reaches && !refusals.empty()) {
       log::warn("RDMA: a CPU thread {} (DEEP_EP_NIC_HANDLER={}), because: {}",

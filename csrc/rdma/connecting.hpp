@@ -23,16 +23,18 @@ struct ConnectedEnds {
   std::vector<RdmaQueuePair> params;  ///< of each end, for kernels
 };
 
-/// Collective. Makes the ends of each set, connects each to the one at its other side, and starts them. All ranks that
-/// leave the handler open get the same one: the first of `gpu`, `doorbell` and `cpu` that can be made and connected on
-/// each of them, with one warning that says why not an earlier one. Otherwise throws, on every rank. `may_fall_back`:
-/// the wire has several handlers; else there is one attempt, and no exchange is spent on how its steps went.
+/// Collective, in a step that ranks agree on. Makes the ends of each set, connects each to the one at its other side,
+/// and starts them. All ranks that leave the handler open get the same one: the first of `gpu`, `doorbell` and `cpu`
+/// that can be made and connected on each of them, with one warning that says why not an earlier one; throws where none
+/// can. `may_fall_back`: the wire has several handlers; else there is one attempt, and no exchange is spent on how its
+/// steps went.
 std::vector<ConnectedEnds> make_connected_ends(Bootstrap& bootstrap, std::span<const ConnectionOptions> sets,
                                                NicHandler wanted, bool may_fall_back, const MakeEnds& make);
 
-/// Collective. Queue pairs of the wire's handler `cpu`, or its only one, try whether each rank reaches the other rails
-/// of the nodes before and after its own; nodes are of `width` consecutive ranks. `by_landings`: over its own rail, see
-/// ConnectionOptions::rail_width. Empty: all are reached. Else why one is not, the same text on all ranks.
+/// Collective, in such a step. Queue pairs of the wire's handler `cpu`, or its only one, try whether each rank reaches
+/// the other rails of the nodes before and after its own; nodes are of `width` consecutive ranks. `by_landings`: over
+/// its own rail, see ConnectionOptions::rail_width. Empty: all are reached. Else why one is not, the same text on all
+/// ranks.
 std::string why_unreached(Bootstrap& bootstrap, int width, bool by_landings, const MakeEnds& make);
 
 }  // namespace deep_ep::rdma

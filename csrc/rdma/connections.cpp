@@ -100,28 +100,25 @@ WireKind choose_wire(std::span<const WireFacts> ranks, std::string& why_local) {
 AgreedWire AgreedWire::agree(Bootstrap& bootstrap, const Executor& executor, std::span<const ProcessIdentity> processes,
                              std::optional<RdmaSettings> settings) {
   AgreedWire wire;
-  WireFacts mine;
-  mine.process = processes[static_cast<std::size_t>(bootstrap.rank())];
-  deep_ep::agree(bootstrap, "reading the RDMA settings", [&] {
-    wire.settings = settings ? *std::move(settings) : read_settings();
-    mine.wanted = wire.settings.wire;
-    mine.handler = wire.settings.nic_handler;
-    mine.rail_only = wire.settings.rail_only;
-    const WireKind wanted = mine.wanted.kind;
-    if (wanted == WireKind::local || wanted == WireKind::simulated) return;
+  wire.settings = settings ? *std::move(settings) : read_settings();
+  WireFacts mine{.process = processes[static_cast<std::size_t>(bootstrap.rank())],
+                 .wanted = wire.settings.wire,
+                 .handler = wire.settings.nic_handler,
+                 .rail_only = wire.settings.rail_only};
+  if (mine.wanted.kind != WireKind::local && mine.wanted.kind != WireKind::simulated) {
     try {
       wire.nics = find_nics_of(processes, bootstrap.rank(), executor.device(), wire.settings);
+      wire.nics[0].nic.name.copy(mine.nic.data(), mine.nic.size() - 1);
+      mine.path = verbs::path_by(wire.settings, wire.nics[0]);
+      mine.num_nics = static_cast<int>(wire.nics.size());
+      mine.keeps_to_path = rdma::keeps_to_path(wire.nics);
+      double gbps = 0;
+      for (const NicAssignment& nic : wire.nics) gbps += nic.port.rate_gbps;
+      if (gbps > 0) mine.bytes_per_ns = gbps / 8;
     } catch (const SystemError& error) {
-      return void(std::string_view(error.what()).copy(mine.why_no_nic.data(), mine.why_no_nic.size() - 1));
+      std::string_view(error.what()).copy(mine.why_no_nic.data(), mine.why_no_nic.size() - 1);
     }
-    wire.nics[0].nic.name.copy(mine.nic.data(), mine.nic.size() - 1);
-    mine.path = verbs::path_by(wire.settings, wire.nics[0]);
-    mine.num_nics = static_cast<int>(wire.nics.size());
-    mine.keeps_to_path = rdma::keeps_to_path(wire.nics);
-    double gbps = 0;
-    for (const NicAssignment& nic : wire.nics) gbps += nic.port.rate_gbps;
-    if (gbps > 0) mine.bytes_per_ns = gbps / 8;
-  });
+  }
   std::string why_local;
   wire.ranks = all_gather_values(bootstrap, mine);
   wire.kind = choose_wire(wire.ranks, why_local);

@@ -50,9 +50,9 @@ struct AgreedWire {
   double bytes_per_ns = 0;  ///< of the slowest rank's NICs
   int num_nics = 1;         ///< of a rank, for its channels in turn: as many as each rank has
 
-  /// Collective. `processes`: of each rank. `settings`: by default those of the environment, where one rank's may be
-  /// wrong while the others' are not. Throws on every rank: InvalidArgument for settings out of range, RankMismatch if
-  /// the ranks ask for different wires, SystemError if a NIC is missing.
+  /// Collective, in a step that ranks agree on. `processes`: of each rank. `settings`: by default those of the
+  /// environment, where one rank's may be wrong while the others' are not. Throws InvalidArgument for settings out of
+  /// range, and on every rank RankMismatch if the ranks ask for different wires, SystemError if a NIC is missing.
   static AgreedWire agree(Bootstrap& bootstrap, const Executor& executor, std::span<const ProcessIdentity> processes,
                           std::optional<RdmaSettings> settings = {});
   /// Do queue pairs of any rank use only one of several paths?

@@ -20,12 +20,8 @@ constexpr std::size_t kWarps = 2 * std::size_t{kMostPairs};
 Bench::Bench(Bootstrap& bootstrap, const std::shared_ptr<Executor>& executor)
     : bootstrap_(bootstrap), executor_(backend_of(executor)), stream_(*executor_) {
   executor_->make_current();
-  BufferExchanges exchanges({std::shared_ptr<void>(), &bootstrap});
-  agree(exchanges, "making a heap", [&] {
-    heap_ = executor_->create_heap(exchanges, [](auto) { return kMostPairs * layout::kPairBytes; });
-    exchanges.barrier();
-  });
-  agree(bootstrap, "preparing the NIC test", [&] {
+  together("preparing the NIC test", [&](Bootstrap& ranks) {
+    heap_ = executor_->create_heap(ranks, [](auto) { return kMostPairs * layout::kPairBytes; });
     results_ = pinned_memory<NicTestResult>(executor_, kWarps * sizeof(NicTestResult));
     faults_ = pinned_memory<FaultRecord>(executor_, 2 * sizeof(FaultRecord));
     abort_ = device_memory<std::uint64_t>(executor_);
@@ -35,6 +31,14 @@ Bench::Bench(Bootstrap& bootstrap, const std::shared_ptr<Executor>& executor)
 Bench::~Bench() {
   ends_.reset();
   heap_->unmap_peers();
+}
+
+void Bench::together(std::string_view what, const std::function<void(Bootstrap& ranks)>& step) {
+  BufferExchanges exchanges({std::shared_ptr<void>(), &bootstrap_});
+  exchanges.agree(what, [&] {
+    step(exchanges);
+    exchanges.barrier();
+  });
 }
 
 void Bench::connect(NicHandler handler, const MakeEndsOn& make, int pairs) {
@@ -48,16 +52,18 @@ void Bench::connect(NicHandler handler, const MakeEndsOn& make, int pairs) {
                                   .sink = layout::kSink,
                                   .crossed = true};
   const auto make_here = [&](NicHandler one, const ConnectionOptions& set) { return make(one, *heap_, set); };
-  ConnectedEnds made = std::move(
-      make_connected_ends(bootstrap_, std::array{options}, handler, /*may_fall_back=*/true, make_here).front());
-  std::ranges::copy(made.params, params_.queues);  // one a channel
-  ends_ = std::move(made.ends);
+  together("connecting RDMA queue pairs", [&](Bootstrap& ranks) {
+    ConnectedEnds made =
+        std::move(make_connected_ends(ranks, std::array{options}, handler, /*may_fall_back=*/true, make_here).front());
+    std::ranges::copy(made.params, params_.queues);  // one a channel
+    ends_ = std::move(made.ends);
+  });
 }
 
 Run Bench::run(const Task& task) {
   executor_->make_current();
   // Nobody sends before all have cleared what will arrive.
-  agree(bootstrap_, "preparing a test", [&] {
+  together("preparing a test", [&](Bootstrap&) {
     std::fill_n(results_.get(), kWarps, NicTestResult{});
     std::fill_n(faults_.get(), 2, FaultRecord{});
     executor_->fill(abort_.get(), 0, sizeof *abort_, stream_.get());
@@ -76,7 +82,7 @@ Run Bench::run(const Task& task) {
   params_.senders_wait = {faults_.get(), abort_.get(), static_cast<std::uint64_t>(wait_s * 1e9)};
   params_.receivers_wait = {faults_.get(), abort_.get(), static_cast<std::uint64_t>(2 * wait_s * 1e9)};
   Run run{.rank = bootstrap_.rank(), .pairs = task.pairs, .wait_s = wait_s};
-  agree(bootstrap_, "running a test", [&] {
+  together("running a test", [&](Bootstrap&) {
     executor_->kernels().nic_test(params_, {1, 64 * task.pairs, 0}, stream_.get());
     executor_->synchronize(stream_.get());
     for (int pair = 0; pair < task.pairs; ++pair) {

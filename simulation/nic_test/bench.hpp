@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "csrc/executor/backend.hpp"
 #include "csrc/executor/own_stream.hpp"
@@ -64,6 +65,9 @@ class Bench {
   const Ends* ends() const { return ends_.get(); }
 
  private:
+  /// Collective: a step after which all ranks meet. What a rank throws, all throw.
+  void together(std::string_view what, const std::function<void(Bootstrap& ranks)>& step);
+
   Bootstrap& bootstrap_;
   std::shared_ptr<Backend> executor_;
   OwnStream stream_;

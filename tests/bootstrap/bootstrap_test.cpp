@@ -173,19 +173,5 @@ TEST(PolledBootstrap, AFailureEndsTheGroupAndLeavesTheTransport) {
   EXPECT_EQ(FakeTransport::alive, 0) << "freed here, not by the group";
 }
 
-TEST(Agreement, AFailureOfOneRankIsEverybodys) {
-  const auto bootstraps = make_thread_bootstraps(3, patience());
-  const auto errors = run_threads(3, [&](int rank) {
-    agree(*bootstraps[static_cast<std::size_t>(rank)], "boiling water", [&] {
-      if (rank == 1) throw OutOfMemory("no kettle");
-    });
-  });
-  EXPECT_EQ(errors[1], "no kettle");
-  EXPECT_EQ(errors[0], "boiling water failed on rank 1: no kettle");
-  EXPECT_EQ(errors[2], errors[0]);
-  expect_nothing_thrown(
-      run_threads(3, [&](int rank) { agree(*bootstraps[static_cast<std::size_t>(rank)], "boiling water", [] {}); }));
-}
-
 }  // namespace
 }  // namespace deep_ep

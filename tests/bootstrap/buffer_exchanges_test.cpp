@@ -120,13 +120,13 @@ TEST(BufferExchanges, AStepThatFailsOnOneRankFailsOnAllInTheirNextExchange) {
   on_ranks(2, [](const std::shared_ptr<Bootstrap>& group) {
     BufferExchanges buffer(group);
     meet_others(buffer);
-    agree(buffer, "boiling water", [] {});
+    buffer.agree("boiling water", [] {});
     if (group->rank() == 0) {
       const std::string text = message_of<InvalidArgument>(
-          [&] { agree(buffer, "boiling water", [] { throw InvalidArgument("no kettle"); }); });
+          [&] { buffer.agree("boiling water", [] { throw InvalidArgument("no kettle"); }); });
       must(text == "no kettle", text);
     } else {
-      agree(buffer, "boiling water", [] {});
+      buffer.agree("boiling water", [] {});
       const std::string text = message_of<SystemError>([&] { buffer.all_gather(std::vector<std::byte>(10000)); });
       must(text == "boiling water failed on rank 0: no kettle", text);
     }
@@ -141,7 +141,7 @@ TEST(BufferExchanges, AnExchangeThatFailedIsNotToldOf) {
     ++gathers;
     throw std::domain_error("cable unplugged");
   }));
-  message_of<std::domain_error>([&] { agree(buffer, "boiling water", [&] { meet_others(buffer); }); });
+  message_of<std::domain_error>([&] { buffer.agree("boiling water", [&] { meet_others(buffer); }); });
   EXPECT_EQ(gathers, 1);
 }
 

@@ -54,7 +54,7 @@ struct FdOffer {
 /// As a part of what ranks do to make a buffer.
 void exchange_and_agree(const std::shared_ptr<Bootstrap>& bootstrap, int fd, const std::vector<bool>& partners) {
   BufferExchanges exchanges(bootstrap);
-  agree(exchanges, "it", [&] {
+  exchanges.agree("it", [&] {
     exchange_fds(exchanges, fd, partners);
     exchanges.barrier();
   });

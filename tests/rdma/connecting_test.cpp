@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "csrc/bootstrap/buffer_exchanges.hpp"
 #include "csrc/rdma/connections.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/bootstrap.hpp"
@@ -78,8 +79,12 @@ std::vector<std::string> connect(const ConnectingCase& given) {
       return ends;
     };
     const rdma::ConnectionOptions options{.peers = peer < 0 ? std::vector<int>{} : std::vector<int>{peer}};
-    const auto all = rdma::make_connected_ends(*bootstrap, std::array{options}, wanted, true, make);
-    const rdma::ConnectedEnds& connected = all.front();
+    BufferExchanges exchanges(bootstrap);
+    rdma::ConnectedEnds connected;
+    exchanges.agree("connecting", [&] {
+      connected = std::move(rdma::make_connected_ends(exchanges, std::array{options}, wanted, true, make).front());
+      exchanges.barrier();
+    });
     if (peer < 0) return void(results[static_cast<std::size_t>(rank)] = "nobody");
     const auto number = connected.params.at(0).number;
     results[static_cast<std::size_t>(rank)] =

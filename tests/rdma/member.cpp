@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "csrc/bootstrap/agreement.hpp"
+#include "csrc/bootstrap/buffer_exchanges.hpp"
 #include "csrc/executor/backend.hpp"
 #include "csrc/rdma/ring/failure.hpp"
 
@@ -46,11 +47,15 @@ Member::~Member() {
 
 void Member::connect(rdma::ConnectionOptions options, std::optional<rdma::RdmaSettings> settings, int num_nics) {
   const std::vector<ProcessIdentity> processes = all_gather_values(*bootstrap, this_process());
-  auto wire = rdma::AgreedWire::agree(*bootstrap, *executor, processes, std::move(settings));
-  wire.num_nics = num_nics;
-  options.sink = exchange.sink();
-  connections =
-      std::move(rdma::Connections::make(*bootstrap, executor, heap, std::array{std::move(options)}, wire).front());
+  BufferExchanges exchanges(bootstrap);
+  exchanges.agree("connecting", [&] {
+    auto wire = rdma::AgreedWire::agree(exchanges, *executor, processes, std::move(settings));
+    wire.num_nics = num_nics;
+    options.sink = exchange.sink();
+    connections =
+        std::move(rdma::Connections::make(exchanges, executor, heap, std::array{std::move(options)}, wire).front());
+    exchanges.barrier();
+  });
 }
 
 void Member::launch(const RdmaQueuePair* peers, int epochs) {

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "csrc/bootstrap/agreement.hpp"
+#include "csrc/bootstrap/buffer_exchanges.hpp"
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/unique_fd.hpp"
@@ -61,7 +61,11 @@ struct SelftestStage {
 void run_cases(const RankTask& task, SelftestStage& stage) {
   const auto run_case = [&](const std::string& name, const std::function<void()>& work) {
     try {
-      agree(*task.bootstrap, "it", work);
+      BufferExchanges exchanges(task.bootstrap);
+      exchanges.agree("it", [&] {
+        work();
+        exchanges.barrier();
+      });
     } catch (const std::exception& error) {
       if (task.rank() == 0) print(fmt::format("{} ... FAILED: {}", name, error.what()));
       fail<Error>("{}: {}", name, error.what());

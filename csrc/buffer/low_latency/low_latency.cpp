@@ -209,7 +209,7 @@ void Buffer::low_latency_resume() {
   BufferExchanges& exchanges = in->bootstrap();
   exchanges.begin(Purpose::resuming);
   try {
-    agree(exchanges, "low_latency_resume", [&] {
+    exchanges.agree("low_latency_resume", [&] {
       mode.begin_resume();
       mode.resume_together(exchanges);
     });

@@ -17,21 +17,21 @@
 namespace deep_ep {
 namespace {
 
-/// Descriptors that each rank sends before any is taken. Of those that a user without root sends no more may be under
-/// way than a process may open, 1024 by default.
-constexpr int kAtOnce = 8;
+/// Descriptors that the ranks of a host send before any is taken. Of those that a user without root sends no more may
+/// be under way than a process may open, 1024 by default.
+constexpr std::size_t kUnderWay = 512;
 
 /// Each rank tells the others this.
 struct Offer {
   Token name = {};    ///< of the socket at which it takes descriptors; visible to every process of the host
   Token secret = {};  ///< what a peer must say there
+  std::size_t partners = 0;
 };
 
 /// What comes with a descriptor.
 struct Letter {
   Token secret = {};
-  std::int32_t rank = -1;
-  std::int32_t padding = 0;
+  std::int64_t rank = -1;
 };
 
 /// A letter and the place for one descriptor, as the system takes them.
@@ -97,28 +97,26 @@ void receive_fds(const UniqueFd& listener, const Token& secret, std::vector<Uniq
 
 }  // namespace
 
-std::vector<UniqueFd> exchange_fds(Bootstrap& bootstrap, int fd, const std::vector<bool>& partners) {
-  const Offer mine{random_token(), random_token()};
+std::vector<UniqueFd> exchange_fds(Bootstrap& bootstrap, int fd, std::span<const std::size_t> partners) {
+  const Offer mine{random_token(), random_token(), partners.size()};
   const UniqueFd listener = listen_at(address_of(mine.name));
   if (!listener) fail<SystemError>("listening on a Unix socket: {}", errno_text(errno));
   const std::vector<Offer> offers = all_gather_values(bootstrap, mine);
-  std::vector<UniqueFd> received(partners.size());
-  for (std::size_t next = 0, all_sent = 0; all_sent < partners.size();) {
-    for (int sent = 0; next < partners.size() && sent < kAtOnce; ++next) {
-      if (!partners[next]) continue;
-      send_fd(fd, bootstrap.rank(), next, offers[next]);
-      ++sent;
-    }
-    // Behind this exchange all that was sent so far is in the queues of its receivers.
-    all_sent = std::ranges::min(all_gather_values(bootstrap, next));
-    receive_fds(listener, mine.secret, received);
+  const std::size_t most = std::ranges::max(offers, {}, &Offer::partners).partners;
+  const std::size_t at_once = std::max<std::size_t>(1, kUnderWay / (most + 1));
+  std::vector<UniqueFd> received(offers.size());
+  for (std::size_t begin = 0; begin < most; begin += at_once) {
     // A rank that is taking calls would miss what such a call is yet to bring.
-    if (all_sent < partners.size()) bootstrap.barrier();
-  }
-  for (std::size_t peer = 0; peer < partners.size(); ++peer) {
-    if (partners[peer] && !received[peer]) {
-      fail<SystemError>("no file descriptor of rank {} has come (in this process too many may be open)", peer);
+    if (begin != 0) bootstrap.barrier();
+    for (std::size_t next = begin; next < std::min(begin + at_once, partners.size()); ++next) {
+      send_fd(fd, bootstrap.rank(), partners[next], offers[partners[next]]);
     }
+    bootstrap.barrier();  // all that was sent so far is in the queues of its receivers
+    receive_fds(listener, mine.secret, received);
+  }
+  for (const std::size_t peer : partners) {
+    if (received[peer]) continue;
+    fail<SystemError>("no file descriptor of rank {} has come (in this process too many may be open)", peer);
   }
   return received;
 }

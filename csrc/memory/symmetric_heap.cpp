@@ -18,23 +18,8 @@ namespace {
 /// Heaps of this process, by number. Threads that are ranks of the CPU use a peer's heap where its owner has it
 /// (ThreadSanitizer compares addresses), and keep it as long as another process would keep its own mapping: a NIC of
 /// theirs may still write there when the owner has left.
-class HeapsHere {
- public:
-  static void add(std::uint64_t number, const std::shared_ptr<std::byte>& heap) {
-    const std::lock_guard lock(mutex_);
-    std::erase_if(heaps_, [](const auto& one) { return one.second.expired(); });
-    heaps_[number] = heap;
-  }
-  static std::shared_ptr<std::byte> find(std::uint64_t number) {
-    const std::lock_guard lock(mutex_);
-    if (auto kept = heaps_[number].lock()) return kept;
-    throw SystemError("a heap of this process is gone before its peers have seen it");
-  }
-
- private:
-  inline static std::mutex mutex_;
-  inline static std::map<std::uint64_t, std::weak_ptr<std::byte>> heaps_;
-};
+std::mutex heaps_here_mutex;
+std::map<std::uint64_t, std::weak_ptr<std::byte>> heaps_here;
 
 }  // namespace
 
@@ -58,7 +43,11 @@ SymmetricHeap::SymmetricHeap(std::shared_ptr<Executor> executor, std::shared_ptr
   for (std::size_t peer = 0; peer < num_ranks(); ++peer) {
     if (shares_with(peer) && !has_addresses_of(peer)) ranges_[peer] = memory_->reserve(bytes());
   }
-  if (ranks_[rank_].heap != 0) HeapsHere::add(ranks_[rank_].heap, ranges_[rank_]);
+  if (ranks_[rank_].heap != 0) {
+    const std::lock_guard lock(heaps_here_mutex);
+    std::erase_if(heaps_here, [](const auto& one) { return one.second.expired(); });
+    heaps_here[ranks_[rank_].heap] = ranges_[rank_];
+  }
   device_peers_ = device_memory<std::byte*>(executor_, num_ranks() * sizeof(std::byte*));
   attach(bootstrap);
   if (executor_->device().kind == Device::Kind::cpu) return;  // it is full of zeros, and not allocated
@@ -157,10 +146,10 @@ void SymmetricHeap::attach(Bootstrap& bootstrap) {
 
 /// Collective: ranks with `is_new` give their memory to all others, and get theirs.
 void SymmetricHeap::share(Bootstrap& bootstrap, const std::vector<bool>& is_new) {
-  std::vector<bool> partners;
+  std::vector<std::size_t> partners;
   for (std::size_t peer = 0; peer < num_ranks(); ++peer) {
-    partners.push_back(peer != rank_ && (is_new[peer] || is_new[rank_]) && shares_with(peer) &&
-                       !has_addresses_of(peer));
+    const bool is_other = peer != rank_ && !has_addresses_of(peer);
+    if (is_other && (is_new[peer] || is_new[rank_]) && shares_with(peer)) partners.push_back(peer);
   }
   const SharedMemory mine = memory_->share(own_, kind());
   std::vector<FabricHandle> handles(num_ranks());
@@ -171,17 +160,20 @@ void SymmetricHeap::share(Bootstrap& bootstrap, const std::vector<bool>& is_new)
     fds = exchange_fds(bootstrap, mine.fd->get(), partners);
   }
   std::vector<PhysicalMemory> imported(num_ranks());  // all before anything is unmapped
-  for (std::size_t peer = 0; peer < num_ranks(); ++peer) {
-    if (!partners[peer]) continue;
+  for (const std::size_t peer : partners) {
     const auto fd = std::make_shared<UniqueFd>(std::move(fds[peer]));
     imported[peer] = memory_->import({.fd = fd, .fabric = handles[peer]}, kind());
   }
+  for (const std::size_t peer : partners) {
+    if (peers_[peer] != nullptr) memory_->detach(ranges_[peer].get(), bytes());
+    memory_->attach(ranges_[peer].get(), bytes(), imported[peer]);
+  }
   for (std::size_t peer = 0; peer < num_ranks(); ++peer) {
-    if (partners[peer]) {
-      if (peers_[peer] != nullptr) memory_->detach(ranges_[peer].get(), bytes());
-      memory_->attach(ranges_[peer].get(), bytes(), imported[peer]);
+    if (has_addresses_of(peer)) {
+      const std::lock_guard lock(heaps_here_mutex);
+      ranges_[peer] = heaps_here[ranks_[peer].heap].lock();
+      if (ranges_[peer] == nullptr) throw SystemError("a heap of this process is gone before its peers have seen it");
     }
-    if (has_addresses_of(peer)) ranges_[peer] = HeapsHere::find(ranks_[peer].heap);
     peers_[peer] = ranges_[peer].get();
   }
   copy_now(*executor_, device_peers_.get(), peers_.data(), num_ranks() * sizeof(std::byte*));

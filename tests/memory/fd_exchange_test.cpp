@@ -52,7 +52,7 @@ struct FdOffer {
 };
 
 /// As a part of what ranks do to make a buffer.
-void exchange_and_agree(const std::shared_ptr<Bootstrap>& bootstrap, int fd, const std::vector<bool>& partners) {
+void exchange_and_agree(const std::shared_ptr<Bootstrap>& bootstrap, int fd, const std::vector<std::size_t>& partners) {
   BufferExchanges exchanges(bootstrap);
   exchanges.agree("it", [&] {
     exchange_fds(exchanges, fd, partners);
@@ -62,9 +62,13 @@ void exchange_and_agree(const std::shared_ptr<Bootstrap>& bootstrap, int fd, con
 
 // Every rank gets everybody else's file, as a descriptor of its own; those below `known` not from each other.
 void exchange_and_check(Bootstrap& bootstrap, int known = 0) {
-  std::vector<bool> partners(static_cast<std::size_t>(bootstrap.size()), true);
-  if (bootstrap.rank() < known) std::fill_n(partners.begin(), known, false);
-  partners[static_cast<std::size_t>(bootstrap.rank())] = false;
+  std::vector<std::size_t> partners;
+  const auto is_partner = [&](int peer) {
+    return peer != bootstrap.rank() && (peer >= known || bootstrap.rank() >= known);
+  };
+  for (int peer = 0; peer < bootstrap.size(); ++peer) {
+    if (is_partner(peer)) partners.push_back(static_cast<std::size_t>(peer));
+  }
   std::vector<UniqueFd> received;
   {
     const UniqueFd mine = file_that_says(1000 + bootstrap.rank());
@@ -72,7 +76,7 @@ void exchange_and_check(Bootstrap& bootstrap, int known = 0) {
   }
   for (int peer = 0; peer < bootstrap.size(); ++peer) {
     const UniqueFd& fd = received[static_cast<std::size_t>(peer)];
-    if (!partners[static_cast<std::size_t>(peer)]) {
+    if (!is_partner(peer)) {
       if (fd) throw std::runtime_error("a descriptor that was not to come");
     } else if (what_it_says(fd) != 1000 + peer) {
       throw std::runtime_error("the file of another rank");
@@ -104,7 +108,7 @@ int send_as_rank_1(const FdOffer& to) {
   if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), bytes) != 0) return 2;
   struct {
     Token secret;
-    std::int32_t rank = 1, padding = 0;
+    std::int64_t rank = 1;
   } says{to.secret};
   iovec data{.iov_base = &says, .iov_len = sizeof says};
   alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
@@ -194,7 +198,7 @@ TEST(FdExchange, ARankThatMayNotOpenMoreSaysSo) {
         const rlimit scarce{most, most};
         if (::setrlimit(RLIMIT_NOFILE, &scarce) != 0) throw std::runtime_error("setrlimit");
       });
-      exchange_and_agree(watched, mine.get(), {bootstrap->rank() != 0, bootstrap->rank() != 1});
+      exchange_and_agree(watched, mine.get(), {bootstrap->rank() == 0 ? 1u : 0u});
     });
     EXPECT_NE(errors[0].find(text), std::string::npos) << errors[0];
     EXPECT_NE(errors[1], "");
@@ -203,14 +207,14 @@ TEST(FdExchange, ARankThatMayNotOpenMoreSaysSo) {
 
 /// The system lets a user without root have as many descriptors under way as a process may open.
 TEST(FdExchange, ManyRanksKeepFewUnderWay) {
-  const auto errors = run_rank_processes(40, [](const auto& bootstrap) {
-    const rlimit scarce{500, 500};
+  const auto errors = run_rank_processes(80, [](const auto& bootstrap) {
+    const rlimit scarce{600, 600};
     if (::setrlimit(RLIMIT_NOFILE, &scarce) != 0) throw std::runtime_error("setrlimit");
     // A user of this run alone: descriptors under way count for all processes of a user.
     const auto user = static_cast<uid_t>(60000 + ::getppid() % 5000);
     if (::geteuid() == 0 && ::setresuid(user, user, user) != 0) throw std::runtime_error("setresuid");
     const auto open = [] {
-      return std::ranges::count_if(std::views::iota(0, 500), [](int fd) { return ::fcntl(fd, F_GETFD) != -1; });
+      return std::ranges::count_if(std::views::iota(0, 600), [](int fd) { return ::fcntl(fd, F_GETFD) != -1; });
     };
     const auto before = open();
     for (const int known : {0, 0, 20, 20}) exchange_and_check(*bootstrap, known);
@@ -221,9 +225,10 @@ TEST(FdExchange, ManyRanksKeepFewUnderWay) {
 
 TEST(FdExchange, ARankThatCannotSendFailsEverybody) {
   const auto errors = run_rank_processes(3, [](const auto& bootstrap) {
+    const std::vector<std::size_t> others[] = {{1, 2}, {0, 2}, {0, 1}};
     const int rank = bootstrap->rank();
     const UniqueFd mine = file_that_says(rank);
-    exchange_and_agree(bootstrap, rank == 1 ? 9999 : mine.get(), {rank != 0, rank != 1, rank != 2});
+    exchange_and_agree(bootstrap, rank == 1 ? 9999 : mine.get(), others[static_cast<std::size_t>(rank)]);
   });
   for (const std::string& error : errors) EXPECT_NE(error, "");
   EXPECT_NE(errors[1].find("sending a file descriptor to rank 0: Bad file descriptor"), std::string::npos) << errors[1];

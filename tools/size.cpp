@@ -39,7 +39,8 @@ struct SizeCommand {
 
 /// The bytes of a buffer that a program may make.
 json sized(const char* mode, const BufferOptions& options, int ranks, int ranks_per_node) {
-  const BufferPlan plan = BufferPlan::make(options, NodeMembership::of_consecutive(0, ranks, ranks_per_node));
+  const BufferPlan plan = BufferPlan::make(
+      options, NodeMembership::of_domains(0, std::vector<int>(static_cast<std::size_t>(ranks)), ranks_per_node));
   const HeapLayout& layout = plan.layout;
   std::size_t queue_pairs = 0, ring_bytes = 0;  // as the handler `gpu` has rings; others take less
   for (const rdma::ConnectionOptions& connection : plan.connections()) {

@@ -18,10 +18,6 @@ int asked_for_ranks_per_node(int asked, int num_ranks) {
   return wanted;
 }
 
-NodeMembership NodeMembership::of_consecutive(int rank, int num_ranks, int ranks_per_node) {
-  return of_domains(rank, std::vector<int>(static_cast<std::size_t>(num_ranks)), ranks_per_node);
-}
-
 std::vector<int> NodeMembership::reached_by_rdma(bool use_nvlink) const {
   std::vector<int> ranks;
   for (int other = 0; other < static_cast<int>(node.size()); ++other) {

@@ -16,8 +16,6 @@ struct NodeMembership {
   /// Otherwise so many consecutive ranks make a node, so that one host can play several. InvalidArgument if a node
   /// would have ranks that cannot map each other.
   static NodeMembership of_domains(int rank, std::span<const int> domains, int ranks_per_node);
-  /// Nodes of so many consecutive ranks, which divides `num_ranks`.
-  static NodeMembership of_consecutive(int rank, int num_ranks, int ranks_per_node);
 
   bool same_node(int other) const {
     return node[static_cast<std::size_t>(other)] == node[static_cast<std::size_t>(rank)];

@@ -176,7 +176,7 @@ TEST(HeapLayout, TooLittleIsRefused) {
   require_throws<InvalidArgument>([&] { with_environment({.heap_bytes = kMiB, .window_bytes = 2 * kMiB}, 2); },
                                   {"window_bytes is 2097152, allowed: at most heap_bytes, 1048576"}, "in a node");
   const auto layout = [](const BufferOptions& options) {
-    return BufferPlan::make(options, NodeMembership::of_consecutive(0, 8, 8)).layout;
+    return BufferPlan::make(options, NodeMembership::of_domains(0, std::vector(8, 0), 8)).layout;
   };
   EXPECT_EQ(layout({.heap_bytes = kMiB, .window_bytes = kMiB}).arena_bytes, 0u);
   EXPECT_THROW(layout({.low_latency = {.bytes = 4096}}), InvalidArgument);

@@ -29,8 +29,9 @@ TEST_P(BufferPlanTest, IsWhatABufferTakes) {
       const Buffer& buffer = rank.buffer({.heap_bytes = 16 * kMiB,
                                           .ranks_per_node = ranks_per_node,
                                           .low_latency = {.bytes = 8 * kMiB, .rails = LowLatencyRails::always}});
-      const BufferPlan plan =
-          BufferPlan::make(buffer.options(), NodeMembership::of_consecutive(rank.rank(), rank.size(), ranks_per_node));
+      const BufferPlan plan = BufferPlan::make(
+          buffer.options(), NodeMembership::of_domains(
+                                rank.rank(), std::vector(static_cast<std::size_t>(rank.size()), 0), ranks_per_node));
       const std::size_t planned = plan.layout.bytes() - plan.layout.window_at();
       constexpr std::size_t kPage = 2 * kMiB;  // of GPUs
       require(buffer.local_memory().bytes() >= planned && buffer.local_memory().bytes() < planned + kPage,
@@ -49,7 +50,8 @@ BufferPlan plan_of(int nodes) {
   BufferOptions options;
   options.heap_bytes = std::size_t{1} << 30;
   options.low_latency.bytes = Buffer::low_latency_bytes_hint(16, 7168, nodes * kWidth, nodes * kWidth);
-  return BufferPlan::make(options, NodeMembership::of_consecutive(3, nodes * kWidth, kWidth));
+  return BufferPlan::make(
+      options, NodeMembership::of_domains(3, std::vector(static_cast<std::size_t>(nodes * kWidth), 0), kWidth));
 }
 
 TEST(BufferPlan, OldValuesOfAdditionsHaveALineOfTheirOwn) {

@@ -32,7 +32,8 @@ TEST(LowLatencyLaneChoice, MoreWhereFewFlowsShareSeveralPaths) {
   const auto lanes = [](int far, bool keeps_to_path) {
     BufferOptions options;
     options.low_latency.bytes = Buffer::low_latency_bytes_hint(1, 128, far + 1, far + 1);
-    BufferPlan plan = BufferPlan::make(options, NodeMembership::of_consecutive(0, far + 1, 1));
+    const std::vector<int> domains(static_cast<std::size_t>(far) + 1);
+    BufferPlan plan = BufferPlan::make(options, NodeMembership::of_domains(0, domains, 1));
     rdma::AgreedWire wire;
     wire.kind = rdma::WireKind::verbs;
     wire.ranks.resize(static_cast<std::size_t>(far) + 1);

@@ -58,10 +58,10 @@ class LowLatencyWindowTest : public testing::Test {
 
   static constexpr std::int64_t kMostHidden = 12288;
   static LowLatencyWindow window() {
-    return BufferPlan::make(options(), NodeMembership::of_consecutive(0, 2, 2)).layout.low_latency;
+    return BufferPlan::make(options(), NodeMembership::of_domains(0, std::vector(2, 0), 2)).layout.low_latency;
   }
   static std::byte* heap_of(const Buffer& buffer) {
-    const HeapLayout layout = BufferPlan::make(options(), NodeMembership::of_consecutive(0, 2, 2)).layout;
+    const HeapLayout layout = BufferPlan::make(options(), NodeMembership::of_domains(0, std::vector(2, 0), 2)).layout;
     return static_cast<std::byte*>(buffer.local_memory().data) - layout.window_at();
   }
 

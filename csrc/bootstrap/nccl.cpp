@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <utility>
 
 #include "csrc/bootstrap/polled.hpp"
 #include "deep_ep/executor.hpp"
@@ -33,21 +32,20 @@ class NcclTransport {
     int device = 0;
     check(ncclCommCuDevice(communicator_, &device), "ncclCommCuDevice", communicator_);
     executor_ = make_cuda_executor(device);
-    stream_ = executor_->create_stream();
+    stream_ = {executor_->create_stream(), [on = executor_](StreamHandle stream) { on->destroy_stream(stream); }};
   }
-  ~NcclTransport() {
-    executor_->destroy_stream(stream_);
-    executor_->free(staging_);
-  }
-  NcclTransport(const NcclTransport&) = delete;
-  NcclTransport& operator=(const NcclTransport&) = delete;
 
   void gather(std::span<const std::byte> mine, std::span<std::byte> all, const RankWait& wait) {
-    reserve(all.size() + mine.size());
-    std::byte* send = staging_ + all.size();
-    executor_->copy(send, mine.data(), mine.size(), stream_);
+    if (const std::size_t wanted = all.size() + mine.size(); wanted > staging_bytes_) {
+      staging_bytes_ = std::max<std::size_t>(wanted, 64 * 1024);
+      staging_ = {executor_->allocate(staging_bytes_), [on = executor_](void* memory) { on->free(memory); }};
+    }
+    auto* const received = static_cast<std::byte*>(staging_.get());
+    std::byte* const sent = received + all.size();
+    const StreamHandle stream = stream_.get();
+    executor_->copy(sent, mine.data(), mine.size(), stream);
     // NCCL makes the communicator's GPU current meanwhile.
-    check(ncclAllGather(send, staging_, mine.size(), ncclUint8, communicator_, static_cast<cudaStream_t>(stream_)),
+    check(ncclAllGather(sent, received, mine.size(), ncclUint8, communicator_, static_cast<cudaStream_t>(stream)),
           "ncclAllGather", communicator_);
     const auto wait_until = [&](const auto& done) {
       wait.until([&] {
@@ -58,26 +56,16 @@ class NcclTransport {
       });
     };
     wait_until([] { return true; });  // before, the stream may not hold all of it
-    const EventHandle behind = executor_->record_event(stream_);
+    const EventHandle behind = executor_->record_event(stream);
     wait_until([&] { return executor_->event_done(behind); });
-    executor_->copy(all.data(), staging_, all.size(), stream_);
-    executor_->synchronize(stream_);
+    executor_->copy(all.data(), received, all.size(), stream);
+    executor_->synchronize(stream);
   }
 
  private:
-  void reserve(std::size_t bytes) {
-    if (bytes <= staging_bytes_) return;
-    executor_->free(std::exchange(staging_, nullptr));
-    staging_bytes_ = 0;
-    const std::size_t wanted = std::max<std::size_t>(bytes, 64 * 1024);
-    staging_ = static_cast<std::byte*>(executor_->allocate(wanted));
-    staging_bytes_ = wanted;
-  }
-
   ncclComm_t communicator_;
   std::shared_ptr<Executor> executor_;
-  StreamHandle stream_ = nullptr;
-  std::byte* staging_ = nullptr;  ///< device memory
+  std::shared_ptr<void> staging_, stream_;  ///< device memory; the stream ends first
   std::size_t staging_bytes_ = 0;
 };
 

@@ -41,7 +41,7 @@ class CudaHeapMemory final : public HeapMemory {
     const RelaxedContext current(*context_);
     HeapCapabilities mine;
     mine.process = this_process();
-    mine.device = context_->device();
+    mine.device = context_->device;
     mine.posix_fd = has(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) &&
                     has(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
     if (mine.posix_fd) mine.granularity = granularity(HeapKind::posix_fd);
@@ -113,7 +113,7 @@ class CudaHeapMemory final : public HeapMemory {
     check(driver().mem_map(address(at), bytes, 0, handle_of(memory), 0), "cuMemMap of {}", format_bytes(bytes));
     CUmemAccessDesc access{};
     access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-    access.location.id = context_->driver_device();
+    access.location.id = context_->driver_device;
     access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     check(driver().mem_set_access(address(at), bytes, &access, 1), "cuMemSetAccess of {}", format_bytes(bytes));
   }
@@ -129,12 +129,12 @@ class CudaHeapMemory final : public HeapMemory {
  private:
   template <class... Args>
   void check(CUresult result, fmt::format_string<Args...> call, Args&&... args) const {
-    cuda::check(result, context_->device(), call, std::forward<Args>(args)...);
+    cuda::check(result, context_->device, call, std::forward<Args>(args)...);
   }
 
   bool has(CUdevice_attribute attribute) const {
     int value = 0;
-    check(driver().device_get_attribute(&value, attribute, context_->driver_device()), "cuDeviceGetAttribute({})",
+    check(driver().device_get_attribute(&value, attribute, context_->driver_device), "cuDeviceGetAttribute({})",
           static_cast<int>(attribute));
     return value != 0;
   }
@@ -144,7 +144,7 @@ class CudaHeapMemory final : public HeapMemory {
     result.type = CU_MEM_ALLOCATION_TYPE_PINNED;
     result.requestedHandleTypes = type_of(kind);
     result.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-    result.location.id = context_->driver_device();
+    result.location.id = context_->driver_device;
     // Requested here, because it cannot be added later, when the heap is registered with a network card.
     result.allocFlags.gpuDirectRDMACapable = has(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
     return result;

@@ -10,7 +10,7 @@
 namespace deep_ep {
 
 namespace cuda {
-class Context;
+struct Context;
 }
 
 /// Memory without addresses, of this process or of another one. What is attached lives on without this object.

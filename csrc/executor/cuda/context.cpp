@@ -15,22 +15,22 @@ void throw_error(cudaError_t error, int device, const std::string& call) {
   throw SystemError(text);
 }
 
-Context::Context(int device) : device_(device) {
-  check(driver().device_get(&driver_device_, device), device, "cuDeviceGet");
-  check(driver().primary_context_retain(&handle_, driver_device_), device, "cuDevicePrimaryCtxRetain");
+Context::Context(int ordinal) : device(ordinal) {
+  check(driver().device_get(&driver_device, device), device, "cuDeviceGet");
+  check(driver().primary_context_retain(&handle, driver_device), device, "cuDevicePrimaryCtxRetain");
 }
 
-Context::~Context() { driver().primary_context_release(driver_device_); }
+Context::~Context() { driver().primary_context_release(driver_device); }
 
 bool is_current(const Context& context) {
   CUcontext current = nullptr;
-  check(driver().context_get_current(&current), context.device(), "cuCtxGetCurrent");
-  return current == context.handle();
+  check(driver().context_get_current(&current), context.device, "cuCtxGetCurrent");
+  return current == context.handle;
 }
 
 CurrentContext::CurrentContext(const Context& context) {
   if (is_current(context)) return;
-  check(driver().context_push(context.handle()), context.device(), "cuCtxPushCurrent");
+  check(driver().context_push(context.handle), context.device, "cuCtxPushCurrent");
   pushed_ = true;
 }
 

@@ -20,21 +20,15 @@ void check(Result result, int device, fmt::format_string<Args...> call, Args&&..
 }
 
 /// The primary context of a GPU, the one that the CUDA runtime uses too, kept alive.
-class Context {
- public:
-  explicit Context(int device);
+struct Context {
+  explicit Context(int ordinal);
   ~Context();
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
 
-  int device() const { return device_; }
-  CUdevice driver_device() const { return driver_device_; }
-  CUcontext handle() const { return handle_; }
-
- private:
-  int device_;
-  CUdevice driver_device_ = 0;
-  CUcontext handle_ = nullptr;
+  const int device;
+  CUdevice driver_device = 0;
+  CUcontext handle = nullptr;
 };
 
 /// True when the GPU is the calling thread's current one. Cheap.
@@ -62,8 +56,6 @@ class RelaxedContext : public CurrentContext {
     cudaThreadExchangeStreamCaptureMode(&mode_);
   }
   ~RelaxedContext() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-  RelaxedContext(const RelaxedContext&) = delete;
-  RelaxedContext& operator=(const RelaxedContext&) = delete;
 
  private:
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;

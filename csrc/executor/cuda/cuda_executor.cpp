@@ -2,8 +2,6 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <array>
-#include <cctype>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -38,7 +36,7 @@ int attribute(cudaDeviceAttr which, int device) {
 /// on an SM, whatever its shape; so what counts is how many SMs the context has: with CUDA MPS, where
 /// CUDA_MPS_ACTIVE_THREAD_PERCENTAGE is set, only a part of the GPU's.
 int multiprocessors_of(const Context& context) {
-  const int of_device = attribute(cudaDevAttrMultiProcessorCount, context.device());
+  const int of_device = attribute(cudaDevAttrMultiProcessorCount, context.device);
   const CurrentContext current(context);
   CUexecAffinityParam affinity{};
   if (driver().context_affinity(&affinity, CU_EXEC_AFFINITY_TYPE_SM_COUNT) != CUDA_SUCCESS) return of_device;
@@ -51,21 +49,17 @@ int multiprocessors_of(const Context& context) {
 int kept_for_simulated_nics() { return environment::text("DEEP_EP_RDMA_WIRE").starts_with("simulated") ? 4 : 0; }
 
 LaunchPolicy make_policy(const Context& context) {
-  const int device = context.device();
-  LaunchPolicy policy;
-  policy.multiprocessors = std::max(1, multiprocessors_of(context) - kept_for_simulated_nics());
-  policy.warps_per_block = kWarpsPerBlock;
-  policy.max_shared_bytes = static_cast<std::size_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-  return policy;
+  const int shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, context.device);
+  return {.multiprocessors = std::max(1, multiprocessors_of(context) - kept_for_simulated_nics()),
+          .warps_per_block = kWarpsPerBlock,
+          .max_shared_bytes = static_cast<std::size_t>(shared_bytes)};
 }
 
 DeviceIdentity identity_of(int device) {
   cudaDeviceProp properties{};
   check(cudaGetDeviceProperties(&properties, device), device, "cudaGetDeviceProperties");
-  DeviceIdentity identity;
+  DeviceIdentity identity{.multiprocessors = properties.multiProcessorCount, .kept = kept_for_simulated_nics()};
   std::memcpy(identity.uuid.data(), properties.uuid.bytes, identity.uuid.size());
-  identity.multiprocessors = properties.multiProcessorCount;
-  identity.kept = kept_for_simulated_nics();
   return identity;
 }
 
@@ -86,12 +80,12 @@ class EventPool : public std::enable_shared_from_this<EventPool> {
     const CurrentContext current(*context_);
     // An event of a graph that is being recorded belongs to the recording: another thread that meanwhile recorded it on
     // a stream of its own died in the driver. So it does not return.
-    const bool captured = capture_id(stream, context_->device()) != 0;
+    const bool captured = capture_id(stream, context_->device) != 0;
     // Waits that are already enqueued keep their moment, so an event may be recorded again at any time.
     EventHandle handle(take(), [pool = shared_from_this(), captured](void* returned) {
       log::quietly([&] { pool->give_back(static_cast<cudaEvent_t>(returned), captured); });
     });
-    check(cudaEventRecord(native(handle), stream), context_->device(), "cudaEventRecord");
+    check(cudaEventRecord(native(handle), stream), context_->device, "cudaEventRecord");
     return handle;
   }
 
@@ -109,7 +103,7 @@ class EventPool : public std::enable_shared_from_this<EventPool> {
     }
     cudaEvent_t event = nullptr;
     const RelaxedContext current(*context_);
-    check(cudaEventCreateWithFlags(&event, flags_), context_->device(), "cudaEventCreateWithFlags");
+    check(cudaEventCreateWithFlags(&event, flags_), context_->device, "cudaEventCreateWithFlags");
     return event;
   }
 
@@ -134,21 +128,20 @@ cudaStream_t native(StreamHandle stream) { return static_cast<cudaStream_t>(stre
 class CudaExecutor final : public Backend, public std::enable_shared_from_this<CudaExecutor> {
  public:
   explicit CudaExecutor(int device)
-      : device_(device),
-        context_(std::make_shared<Context>(device)),
+      : context_(std::make_shared<Context>(device)),
         policy_(make_policy(*context_)),
         events_(std::make_shared<EventPool>(context_, cudaEventDisableTiming)),
         timed_events_(std::make_shared<EventPool>(context_, cudaEventDefault)) {}
 
-  Device device() const override { return {Device::Kind::cuda, device_}; }
+  Device device() const override { return {Device::Kind::cuda, context_->device}; }
   const LaunchPolicy& policy() const override { return policy_; }
-  DeviceIdentity identity() const override { return identity_of(device_); }
+  DeviceIdentity identity() const override { return identity_of(context_->device); }
   bool adds_atomically_to(const DeviceIdentity& device) const override {
     for (int other = 0; other < cuda_device_count(); ++other) {
-      if (other == device_) continue;
+      if (other == context_->device) continue;
       int there = 0;
-      check(cudaDeviceGetP2PAttribute(&there, cudaDevP2PAttrNativeAtomicSupported, device_, other), device_,
-            "cudaDeviceGetP2PAttribute");
+      check(cudaDeviceGetP2PAttribute(&there, cudaDevP2PAttrNativeAtomicSupported, context_->device, other),
+            context_->device, "cudaDeviceGetP2PAttribute");
       if (there == 0 && identity_of(other).uuid == device.uuid) return false;
     }
     return true;
@@ -209,7 +202,7 @@ class CudaExecutor final : public Backend, public std::enable_shared_from_this<C
       cudaGetLastError();  // otherwise the next launch would report it
       return false;
     }
-    check(result, device_, "cudaEventQuery");
+    check(result, context_->device, "cudaEventQuery");
     return true;
   }
   void synchronize_event(const EventHandle& event) override {
@@ -227,7 +220,7 @@ class CudaExecutor final : public Backend, public std::enable_shared_from_this<C
   }
   std::uint64_t capture_id(StreamHandle stream) override {
     const CurrentContext current(*context_);
-    return cuda::capture_id(native(stream), device_);
+    return cuda::capture_id(native(stream), context_->device);
   }
 
   void copy(void* destination, const void* source, std::size_t bytes, StreamHandle stream) override {
@@ -244,7 +237,7 @@ class CudaExecutor final : public Backend, public std::enable_shared_from_this<C
   void make_current() override {
     // Usually it is current already, which the driver knows from a variable of the thread.
     if (is_current(*context_)) return;
-    check(cudaSetDevice(device_), device_, "cudaSetDevice");
+    check(cudaSetDevice(context_->device), context_->device, "cudaSetDevice");
   }
 
   const KernelTable& kernels() const override {
@@ -269,10 +262,9 @@ class CudaExecutor final : public Backend, public std::enable_shared_from_this<C
   template <class Guard = CurrentContext, class Call, class... Args>
   void ask(const Call& call, fmt::format_string<const Args&...> name, const Args&... args) const {
     const Guard current(*context_);
-    check(call(), device_, name, args...);
+    check(call(), context_->device, name, args...);
   }
 
-  int device_;
   std::shared_ptr<const Context> context_;
   LaunchPolicy policy_;
   std::shared_ptr<EventPool> events_;
@@ -328,14 +320,12 @@ int cuda_device_count() noexcept {
 }
 
 std::string cuda_device_pci_address(int device) {
-  std::array<char, 32> text{};
-  if (cudaDeviceGetPCIBusId(text.data(), static_cast<int>(text.size()), device) != cudaSuccess) {
+  cudaDeviceProp at{};
+  if (cudaGetDeviceProperties(&at, device) != cudaSuccess) {
     cudaGetLastError();  // the next CUDA call must not report it
     return {};
   }
-  std::string address = text.data();
-  for (char& letter : address) letter = static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
-  return address;
+  return fmt::format("{:04x}:{:02x}:{:02x}.0", at.pciDomainID, at.pciBusID, at.pciDeviceID);
 }
 
 }  // namespace deep_ep

@@ -8,7 +8,7 @@ namespace deep_ep::cuda {
 namespace {
 
 template <class Function>
-void find(Function& function, const char* name, unsigned version) {
+Function find(const char* name, unsigned version) {
   void* const library = ::dlopen("libcuda.so.1", RTLD_NOW);  // the same one each time
   void* const query = library == nullptr ? nullptr : ::dlsym(library, "cuGetProcAddress_v2");
   if (query == nullptr) fail<SystemError>("the CUDA driver was asked for {}: {}", name, ::dlerror());
@@ -19,25 +19,15 @@ void find(Function& function, const char* name, unsigned version) {
   if (asked != CUDA_SUCCESS || found != CU_GET_PROC_ADDRESS_SUCCESS) {
     fail<SystemError>("the CUDA driver has no {} of CUDA {}.{} or later", name, version / 1000, version % 1000 / 10);
   }
-  function = reinterpret_cast<Function>(address);
-}
-
-Driver load() {
-  Driver driver{};
-#define DEEP_EP_FIND(member, function, version) find(driver.member, #function, version);
-  DEEP_EP_DRIVER_FUNCTIONS(DEEP_EP_FIND)
-#undef DEEP_EP_FIND
-  // The runtime does this too, but nobody knows when.
-  const CUresult ready = driver.init(0);
-  if (ready != CUDA_SUCCESS)
-    fail<SystemError>("the CUDA driver does not start: cuInit gives {}", static_cast<int>(ready));
-  return driver;
+  return reinterpret_cast<Function>(address);
 }
 
 }  // namespace
 
 const Driver& driver() {
-  static const Driver instance = load();
+#define DEEP_EP_FIND(member, function, version) .member = find<PFN_##function##_v##version>(#function, version),
+  static const Driver instance{DEEP_EP_DRIVER_FUNCTIONS(DEEP_EP_FIND)};
+#undef DEEP_EP_FIND
   return instance;
 }
 

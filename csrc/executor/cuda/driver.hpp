@@ -10,7 +10,6 @@ namespace deep_ep::cuda {
 // FUNCTION(member, function, version): the version picks the signature, the one that the function had in that CUDA
 // version, as in its PFN_ type's name.
 #define DEEP_EP_DRIVER_FUNCTIONS(FUNCTION)                            \
-  FUNCTION(init, cuInit, 2000)                                        \
   FUNCTION(device_get, cuDeviceGet, 2000)                             \
   FUNCTION(device_get_attribute, cuDeviceGetAttribute, 2000)          \
   FUNCTION(primary_context_retain, cuDevicePrimaryCtxRetain, 7000)    \
@@ -37,7 +36,8 @@ struct Driver {
 #undef DEEP_EP_MEMBER
 };
 
-/// Looked up once. Throws SystemError, naming the function, where the driver is missing or too old.
+/// Looked up once, by an executor that the runtime has found its GPU for: so the driver runs. Throws SystemError,
+/// naming the function, where the driver is missing or too old.
 const Driver& driver();
 
 }  // namespace deep_ep::cuda

@@ -1,8 +1,8 @@
 #include "csrc/control/plane.hpp"
 
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
-#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -35,10 +35,9 @@ constexpr int kMostAtOnce = 16;   ///< callers taken between two looks at all co
 constexpr int kMostRefusals = 8;  ///< a firewall that is loaded anew refuses for a moment, too
 
 Settings read_settings() {
-  environment::Reader reader;
-  const bool on = reader.value("DEEP_EP_CONTROL").text == "on";
   const auto ports = [](const environment::Value& value) { return parse_ports(value.text); };
-  return {.on = on, .ports = reader.read("DEEP_EP_CONTROL_PORTS", ports)};
+  return {.on = environment::text("DEEP_EP_CONTROL") == "on",
+          .ports = environment::Reader{}.read("DEEP_EP_CONTROL_PORTS", ports)};
 }
 
 }  // namespace
@@ -61,8 +60,7 @@ std::shared_ptr<Plane> Plane::of_process() {
   return plane;
 }
 
-Plane::Plane(const Settings& settings) : settings_(settings), epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
-  if (!epoll_) fail<SystemError>("control connections: epoll_create1: {}", errno_text(errno));
+Plane::Plane(const Settings& settings) : settings_(settings) {
   // No descriptor stays open in a forked child, which would keep connections alive that end with this process.
   const auto in_child = [] {
     for (Plane* plane : planes_) plane->close_descriptors();
@@ -86,7 +84,6 @@ void Plane::stop() {
 }
 
 void Plane::close_descriptors() {
-  epoll_ = {};
   unix_listener_ = {};
   tcp_listener_ = {};
   for (auto& [process, peer] : peers_) peer.connection = {};
@@ -101,12 +98,8 @@ ProcessInfo Plane::info(bool by_tcp) {
     unix_listener_ = listen_at(unix_address_of(info));
     if (!unix_listener_)
       fail<SystemError>("control connections: cannot listen on a Unix socket: {}", errno_text(errno));
-    watch(unix_listener_, EPOLLIN | EPOLLET);
   }
-  if (by_tcp && !tcp_listener_) {
-    tcp_listener_ = listen_by_tcp(settings_.ports, tcp_address_);
-    watch(tcp_listener_, EPOLLIN | EPOLLET);
-  }
+  if (by_tcp && !tcp_listener_) tcp_listener_ = listen_by_tcp(settings_.ports, tcp_address_);
   info.tcp = tcp_address_;
   return info;
 }
@@ -171,9 +164,14 @@ void Plane::run() {
     step(Clock::now());
     Clock::duration sleep = kMostOfASleep;
     for (const Membership* member : members_) sleep = std::min<Clock::duration>(sleep, member->timeout_ / kLooks);
-    epoll_event something;
+    // Not the listeners: while this process may not open more, callers wait, and would wake the thread all the time.
+    std::vector<pollfd> sockets;
+    for (const Connection& caller : strangers_) sockets.push_back({caller.socket.get(), POLLIN, 0});
+    for (const auto& [process, peer] : peers_) {
+      if (peer.connection.socket) sockets.push_back({peer.connection.socket.get(), POLLIN, 0});
+    }
     lock.unlock();
-    ::epoll_wait(epoll_.get(), &something, 1, static_cast<int>(std::chrono::ceil<milliseconds>(sleep).count()));
+    ::poll(sockets.data(), sockets.size(), static_cast<int>(std::chrono::ceil<milliseconds>(sleep).count()));
     lock.lock();
     // Nothing of this waits, so all are asked.
     for (auto& [process, peer] : peers_) {
@@ -183,11 +181,6 @@ void Plane::run() {
     accept_from(tcp_listener_);
     strangers_.remove_if([&](Connection& caller) { return caller.receive() != 0 || !stays_strange(caller); });
   }
-}
-
-void Plane::watch(const UniqueFd& socket, std::uint32_t events) const {
-  epoll_event event{.events = events, .data = {}};
-  ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, socket.get(), &event);
 }
 
 void Plane::step(Clock::time_point now) {
@@ -208,7 +201,6 @@ void Plane::step(Clock::time_point now) {
 void Plane::call(Peer& peer) {
   peer.connection.socket = call_at(peer.address);
   if (!peer.connection.socket) return failed(peer, errno);
-  watch(peer.connection.socket, EPOLLIN);
   set_link(peer, Link::calling, kMostOfACall);
   const Hello hello{.secret = peer.info.secret, .from = process_};
   const auto* bytes = reinterpret_cast<const std::byte*>(&hello);
@@ -220,7 +212,6 @@ void Plane::accept_from(const UniqueFd& listener) {
     UniqueFd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket) return;  // there is no caller, or no descriptor: then callers wait
     if (&listener == &unix_listener_ && !is_of_this_user(socket.get())) continue;
-    watch(socket, EPOLLIN);
     // A flood pushes out those that have been silent for longest. A process of the job speaks at once, and calls again.
     if (strangers_.size() == kMostStrangers) strangers_.pop_front();
     strangers_.push_back({std::move(socket)});

@@ -90,7 +90,6 @@ class Plane {
   void serve(Peer& peer);
   void failed(Peer& peer, int error);
   void set_link(Peer& peer, Link link, Clock::duration until_next = {});
-  void watch(const UniqueFd& socket, std::uint32_t events) const;
   void accept_from(const UniqueFd& listener);
   bool stays_strange(Connection& caller);
   /// Tells all processes of a buffer what this rank has to say.
@@ -103,7 +102,7 @@ class Plane {
   const Settings settings_;
   const Token process_ = random_token();
   const Token secret_ = random_token();
-  UniqueFd epoll_, unix_listener_, tcp_listener_;
+  UniqueFd unix_listener_, tcp_listener_;
   SocketAddress tcp_address_;
   std::thread thread_;
   std::atomic<bool> ending_ = false;

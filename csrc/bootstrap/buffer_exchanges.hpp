@@ -36,12 +36,11 @@
 namespace deep_ep {
 
 /// What an exchange is for. The values travel.
-enum class Purpose : std::uint16_t { making, destroying, resuming, sleeping };
+enum class Purpose : std::uint32_t { making, destroying, resuming, sleeping };
 
 /// Ahead of each message. The values travel between processes of one version of the library.
 struct ExchangeHeader {
   std::uint32_t magic = kMagic;
-  std::uint16_t version = kVersion;
   Purpose purpose = Purpose::making;
   std::uint64_t buffer = 0;  ///< its number
   std::uint64_t step = 0;    ///< how many frames for this purpose came before
@@ -50,8 +49,7 @@ struct ExchangeHeader {
   /// The buffers that this rank has not left, newest first, then 0. If it is full, nothing is known of older ones.
   std::array<std::uint64_t, 64> here = {};
 
-  static constexpr std::uint32_t kMagic = 0x50454544;  // "DEEP"
-  static constexpr std::uint16_t kVersion = 6;         ///< of what ranks tell each other in any memory
+  static constexpr std::uint32_t kMagic = 0x50454507;  ///< 7: the version of what ranks tell each other by any means
 
   /// The number is a proposal.
   bool is_proposal() const { return purpose == Purpose::making && step == 0; }

@@ -206,9 +206,8 @@ PeerReport& Report::about(int peer) {
 void Report::send(Connection& to) const {
   ReportHead head = *this;
   head.peers = static_cast<std::uint32_t>(of.size());
-  const auto bytes = std::as_bytes(std::span(&head, 1)), reports = std::as_bytes(std::span(of));
-  to.unsent.insert(to.unsent.end(), bytes.begin(), bytes.end());
-  to.send(reports.data(), reports.size());
+  to.send(&head, sizeof head);
+  to.send(of.data(), of.size() * sizeof(PeerReport));
 }
 
 bool Report::take(Connection& from) {

@@ -12,17 +12,10 @@
 
 namespace deep_ep::control {
 
-inline constexpr std::uint32_t kMagic = 0x43504544;  // "DEPC"
-inline constexpr std::uint32_t kVersion = 7;         ///< of all messages
-
 /// First on each connection, in both directions.
 struct Hello {
-  std::uint32_t magic = kMagic;
-  std::uint32_t version = kVersion;
-  Token secret = {};  ///< the receiver's token, which only processes of the job know
+  Token secret = {};  ///< the receiver's token, which only processes of the job know, and of the same version
   Token from = {};    ///< the process that sends this
-
-  bool shows(const Token& token) const { return magic == kMagic && version == kVersion && secret == token; }
 };
 
 /// The part of a report that is about a peer, since the last Membership::resume().

@@ -223,7 +223,7 @@ bool Plane::stays_strange(Connection& caller) {
   Hello hello;
   if (!caller.take(hello)) return true;
   const auto place = peers_.find(hello.from);
-  if (!hello.shows(secret_) || place == peers_.end()) return false;  // before this process hears of it, it calls again
+  if (hello.secret != secret_ || place == peers_.end()) return false;  // one that is not known yet calls again
   Peer& peer = place->second;
   if (calls(peer)) {  // it has no connection, and asks whether this process lives: does it take a report?
     for (const Membership* member : members_) say(*member, peer);
@@ -241,7 +241,7 @@ void Plane::serve(Peer& peer) {
   const int error = connection.receive();
   Hello answer;
   if (peer.link == Link::calling && connection.take(answer)) {
-    if (!answer.shows(secret_) || !(answer.from == peer.info.process)) return failed(peer, EPROTO);
+    if (answer.secret != secret_ || answer.from != peer.info.process) return failed(peer, EPROTO);
     set_link(peer, Link::up);
   }
   for (Report report; peer.link == Link::up && report.take(connection);) {

@@ -80,12 +80,6 @@ TEST_P(StrangersTest, AWrongTokenIsClosed) {
   expect_refused(hello);
 }
 
-TEST_P(StrangersTest, AnotherVersionIsClosed) {
-  Hello hello = this->hello();
-  ++hello.version;
-  expect_refused(hello);
-}
-
 TEST_P(StrangersTest, ASlowSilentOrVanishingCallerDelaysNobody) {
   const Hello hello = this->hello();
   for (const std::size_t bytes : {std::size_t{1}, sizeof hello - 1}) send_to(call(called()), &hello, bytes);

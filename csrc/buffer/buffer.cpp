@@ -6,7 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "csrc/bootstrap/buffer_exchanges.hpp"
 #include "csrc/buffer/low_latency/low_latency.hpp"
 #include "csrc/buffer/normal_mode.hpp"
 #include "csrc/buffer/runtime.hpp"

@@ -1,9 +1,7 @@
 #include "csrc/rdma/connecting.hpp"
 
 #include <algorithm>
-#include <optional>
 #include <set>
-#include <string_view>
 #include <utility>
 
 #include "csrc/bootstrap/agreement.hpp"

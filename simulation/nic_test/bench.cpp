@@ -62,14 +62,6 @@ void Bench::connect(NicHandler handler, const MakeEndsOn& make, int pairs) {
 
 Run Bench::run(const Task& task) {
   executor_->make_current();
-  // Nobody sends before all have cleared what will arrive.
-  together("preparing a test", [&](Bootstrap&) {
-    std::fill_n(results_.get(), kWarps, NicTestResult{});
-    std::fill_n(faults_.get(), 2, FaultRecord{});
-    executor_->fill(abort_.get(), 0, sizeof *abort_, stream_.get());
-    executor_->fill(heap_->local(), 0, static_cast<std::size_t>(task.pairs) * layout::kPairBytes, stream_.get());
-    executor_->synchronize(stream_.get());
-  });
   params_.task = task.what;
   for (RdmaQueuePair& queue : params_.queues) queue.remote_key ^= task.wrong_bits;
   params_.heap = heap_->local();
@@ -82,7 +74,13 @@ Run Bench::run(const Task& task) {
   params_.senders_wait = {faults_.get(), abort_.get(), static_cast<std::uint64_t>(wait_s * 1e9)};
   params_.receivers_wait = {faults_.get(), abort_.get(), static_cast<std::uint64_t>(2 * wait_s * 1e9)};
   Run run{.rank = bootstrap_.rank(), .pairs = task.pairs, .wait_s = wait_s};
-  together("running a test", [&](Bootstrap&) {
+  together("running a test", [&](Bootstrap& ranks) {
+    std::fill_n(results_.get(), kWarps, NicTestResult{});
+    std::fill_n(faults_.get(), 2, FaultRecord{});
+    executor_->fill(abort_.get(), 0, sizeof *abort_, stream_.get());
+    executor_->fill(heap_->local(), 0, static_cast<std::size_t>(task.pairs) * layout::kPairBytes, stream_.get());
+    executor_->synchronize(stream_.get());
+    ranks.barrier();  // no rank sends before all have cleared what will arrive
     executor_->kernels().nic_test(params_, {1, 64 * task.pairs, 0}, stream_.get());
     executor_->synchronize(stream_.get());
     for (int pair = 0; pair < task.pairs; ++pair) {

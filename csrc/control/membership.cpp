@@ -194,12 +194,12 @@ int Report::waits_for() const {
 
 const PeerReport& Report::about(int peer) const {
   static const PeerReport nothing;
-  const auto found = std::ranges::find_if(of, [&](const PeerReport& said) { return said.is_of(peer); });
+  const auto found = std::ranges::find(of, peer, [](const PeerReport& said) { return said.verdict.rank; });
   return found == of.end() ? nothing : *found;
 }
 
 PeerReport& Report::about(int peer) {
-  const auto found = std::ranges::find_if(of, [&](const PeerReport& said) { return said.is_of(peer); });
+  const auto found = std::ranges::find(of, peer, [](const PeerReport& said) { return said.verdict.rank; });
   return found == of.end() ? of.emplace_back(PeerReport{.verdict = {.rank = peer}}) : *found;
 }
 

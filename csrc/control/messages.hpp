@@ -26,7 +26,6 @@ struct PeerReport {
   std::uint16_t failed = 0;    ///< a queue pair to the peer has failed
   std::uint16_t left_out = 0;  ///< the program leaves the peer out
 
-  bool is_of(int peer) const { return verdict.rank == peer; }
   bool says_nothing() const {
     return verdict.why == LostWhy::unknown && waited_ns == 0 && failed == 0 && left_out == 0;
   }

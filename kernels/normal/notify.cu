@@ -49,9 +49,15 @@ struct Notify {
     const int share = align_up((params.num_tokens + block_warps() - 1) / block_warps(), kWarpSize);
     const int begin = warp_index() * share;
     const int end = begin + share < params.num_tokens ? begin + share : params.num_tokens;
+    constexpr int kKept = 32;  // answers that a lane keeps for the second pass
     int of_lane = 0;
+    std::uint32_t kept = 0;
 #pragma unroll 4
-    for (int token = begin + lane_index(); token < end; token += kWarpSize) of_lane += is_member(token) ? 1 : 0;
+    for (int token = begin + lane_index(), turn = 0; token < end; token += kWarpSize, ++turn) {
+      const bool member = is_member(token);
+      of_lane += member ? 1 : 0;
+      if (turn < kKept) kept |= (member ? 1u : 0u) << turn;
+    }
     const int count = warp::shuffle(warp::inclusive_sum(of_lane), kWarpSize - 1);
     if (lane_index() == 0) members[warp_index()] = count;
     block::sync();
@@ -60,9 +66,9 @@ struct Notify {
     const int through = warp::inclusive_sum(lane_index() < block_warps() ? members[lane_index()] : 0);
     int before = warp::shuffle(through, warp_index()) - count;
 #pragma unroll 1
-    for (int first = begin; first < end; first += kWarpSize) {
+    for (int first = begin, turn = 0; first < end; first += kWarpSize, ++turn) {
       const int token = first + lane_index();
-      const bool member = token < end && is_member(token);
+      const bool member = token < end && (turn < kKept ? (kept >> turn & 1) != 0 : is_member(token));
       const std::uint32_t all = warp::ballot(member), earlier = all & ((1u << lane_index()) - 1);
       if (token < end) numbers[std::int64_t{token} * stride] = member ? before + count_bits(earlier) : -1;
       before += count_bits(all);

@@ -142,7 +142,7 @@ void BufferExchanges::agree(std::string_view what, const std::function<void()>& 
   failed_ = false;
   step();
 } catch (const std::exception& error) {
-  if (failed_) throw;  // the ranks know that failure, or cannot be told
+  if (failed_) throw;  // the other ranks have this failure already, or cannot be reached
   try {
     std::string text = fmt::format("{} failed on rank {}: {}", what, rank(), error.what());
     text.resize(std::min(text.size(), sizeof(Frame::part)));

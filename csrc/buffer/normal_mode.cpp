@@ -40,9 +40,10 @@ void require_slots(const LocalRings& rings, int ranks, const NormalMode& mode) {
   if (rings.slots != 0) return;
   fail<OutOfMemory>(
       "rows outside the heap of {} go through {} of {}, which does not hold a row of {} from each of {} ranks: raise "
-      "heap_bytes or window_bytes",
+      "{}",
       format_bytes(mode.runtime.heap()->bytes()), mode.rails() ? "a quarter of its window" : "its window",
-      format_bytes(mode.runtime.layout().window_bytes), format_bytes(rings.slot_bytes), ranks);
+      format_bytes(mode.runtime.layout().window_bytes), format_bytes(rings.slot_bytes), ranks,
+      mode.rails() ? "internode.heap_bytes, or heap_bytes if that is 0" : "heap_bytes or window_bytes");
 }
 
 /// Of a dispatch or combine of rows of so many bytes, all included: with rings, without roles of warps. OutOfMemory
@@ -64,8 +65,8 @@ TransferParams transfer_params(std::size_t row_bytes, bool dispatches, const Nor
   params.rings = Rings::make(layout.window_at(), layout.window_bytes - local_bytes, common.grid.others(), row_bytes);
   if (params.rings.chunks != 0) return params;
   fail<OutOfMemory>(
-      "the window of {} does not hold two rows of {} to and from each of the {} other nodes: raise heap_bytes or "
-      "window_bytes",
+      "the window of {} does not hold two rows of {} to and from each of the {} other nodes: raise "
+      "internode.heap_bytes, or heap_bytes if that is 0",
       format_bytes(layout.window_bytes), format_bytes(row_bytes), common.grid.others());
 }
 
@@ -156,8 +157,9 @@ void exchange_counts(NotifyParams& params, DispatchHandle& handle, const NormalM
                       scope);
 }
 
-/// Memory in `result` for so many rows and what is beside them: in the heap, where that has room for all; else outside,
-/// see CallScope::make_results. With selections there are weights, wanted or not. Returns whether it is in the heap.
+/// Memory in `result` for `received` rows and what is beside them, and for `relayed` rows: in the heap, if that has
+/// room for all; else outside, see CallScope::make_results. With selections there are weights, wanted or not. Returns
+/// whether it is in the heap.
 bool make_room(const DispatchArguments& arguments, DispatchParams& params, DispatchResult& result,
                std::int64_t received, std::int64_t relayed, const CallScope& scope) {
   DispatchHandle& handle = result.handle;

@@ -95,7 +95,7 @@ BufferOptions with_environment(BufferOptions options, int num_ranks) {
   if (!low_latency.allow_nvlink) return options;
   const environment::Value word = environment::Reader{}.value("DEEP_EP_NVLINK");
   low_latency.allow_nvlink = word.text != "off";
-  if (!low_latency.allow_nvlink && !environment::is_own(word.name)) {  // its user may not have thought of this library
+  if (!low_latency.allow_nvlink && !environment::is_own(word.name)) {  // set for another library
     log::warn("{} is set: low-latency calls do not use NVLink (DEEP_EP_NVLINK=on: they do)", word.name);
   }
   return options;

@@ -223,7 +223,7 @@ bool Plane::stays_strange(Connection& caller) {
   Hello hello;
   if (!caller.take(hello)) return true;
   const auto place = peers_.find(hello.from);
-  if (hello.secret != secret_ || place == peers_.end()) return false;  // one that is not known yet calls again
+  if (hello.secret != secret_ || place == peers_.end()) return false;  // an unknown process calls again
   Peer& peer = place->second;
   if (calls(peer)) {  // it has no connection, and asks whether this process lives: does it take a report?
     for (const Membership* member : members_) say(*member, peer);

@@ -17,8 +17,8 @@
 namespace deep_ep {
 namespace {
 
-/// Descriptors that the ranks of a host send before any is taken. Of those that a user without root sends no more may
-/// be under way than a process may open, 1024 by default.
+/// The ranks of a host send at most so many descriptors before any is taken. A user without root may have no more under
+/// way than `ulimit -n`, 1024 by default.
 constexpr std::size_t kUnderWay = 512;
 
 /// Each rank tells the others this.

@@ -23,7 +23,7 @@ struct Variable {
   std::string_view choices = {};       ///< words, separated by '|': besides numbers, and instead of other texts
   std::string_view allowed = choices;  ///< what a reader needs to know
   std::string_view help;
-  std::uint64_t most = 0;  ///< of a whole number; 0: it is a text, read by whoever asks: Reader::read()
+  std::uint64_t most = 0;  ///< of a whole number; 0: it is a text, for Reader::read()
   bool is_number = false;  ///< of any kind
 
   std::string_view name() const { return names[0]; }

@@ -105,7 +105,7 @@ struct LowLatencyDispatchResult {
   Tensor recv_count = {};        ///< [L] int32
   LowLatencyHandle handle = {};  ///< for combine
   EventHandle event = {};        ///< set with async_finish
-  /// Set with return_recv_hook: enqueues the receive part; a second call does nothing.
+  /// Set with return_recv_hook: enqueues the receive part; a second call before the buffer's end does nothing.
   std::function<void()> hook = {};
 };
 

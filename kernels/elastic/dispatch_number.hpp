@@ -3,7 +3,7 @@
 //
 // Every rank has the selections of all ranks. Tokens are counted one after the other, by source: the row of a token is
 // how many tokens before it have an expert of this rank. So a rank finds the places of the rows that come without
-// asking anybody.
+// asking another rank.
 #pragma once
 
 #include "kernels/elastic/dispatch_params.hpp"

@@ -61,7 +61,7 @@ struct LowLatencyParams {
   std::byte* local = nullptr;  ///< this rank's heap
   /// Heap of every rank as this rank maps it, of use for one that is not far; readable by kernels.
   std::byte* const* heaps = nullptr;
-  const RdmaQueuePair* peers = nullptr;                 ///< [channel][num_ranks]; nullptr: nobody is far
+  const RdmaQueuePair* peers = nullptr;                 ///< [channel][num_ranks]; nullptr: no rank is far
   std::uint32_t far_ranks[(kMaxRanks + 31) / 32] = {};  ///< a bit for each
   int num_far = 0;
   int lanes = 1;           ///< to each far rank: queue pairs that rows take in turn, a power of two

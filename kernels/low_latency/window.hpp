@@ -85,7 +85,7 @@ struct LowLatencyWindow {
   // on. The half of a call is written again two calls later. By then every poster of the call in between has seen the
   // completions of what it found posted; and a peer that sends rows to hand on, the only thing that peers write here,
   // has this rank's word that it has finished the call before the last.
-  std::size_t staging_bytes = 0;           ///< 0: nobody is far
+  std::size_t staging_bytes = 0;           ///< 0: no rank is far
   LowLatencyParts<Cell> staged_counts;     ///< of dispatch, for each peer
   LowLatencyParts<std::byte> staged_rows;  ///< one part for each peer (combine), then one for all (dispatch)
   /// Of the same: kMostWarpsPerRow words of each row, one of each warp that shares it: the epoch, once its part is

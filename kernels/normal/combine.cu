@@ -172,7 +172,7 @@ struct Combine : Transfer {
     }
     return true;
   }
-  /// Stages this warp's rows, every so manieth one of each node: so the first chunks are whole soon. False after a
+  /// Stages this warp's rows, of n warps every n-th one of each node: so the first chunks are whole soon. False after a
   /// fault.
   DEEP_EP_DEVICE bool second(int warp) const {
     return serve(

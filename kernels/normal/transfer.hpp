@@ -106,7 +106,7 @@ struct Transfer {
 
   /// By a whole warp, which has its share of every node's parts and takes any that it can work on: to wait for one node
   /// would hold up the others, and in a circle of nodes all of them. False after a fault.
-  ///   warp, warps             of a block's warps that do this: each works on every so manieth part of each node (or
+  ///   warp, warps             of a block's warps that do this: each of n works on every n-th part of each node (or
   ///                           whatever else has parts), in their order
   ///   parts(number)           how many there are
   ///   missing(number, part)   the AwaitedWord that the part still waits for, which is put on record if it is late

@@ -25,7 +25,7 @@ struct alignas(8) Mbarrier {
 
 namespace mbarrier {
 
-/// By one thread, before anyone else touches it.
+/// By one thread, before any other thread touches it.
 DEEP_EP_DEVICE void init(Mbarrier& barrier) {
 #if DEEP_EP_TARGET_CUDA
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(&barrier)) : "memory");

@@ -134,7 +134,7 @@ class Buffer(NativeOwner):
         memory = max(num_nvl_bytes, _SMALLEST_HEAP)
         self._make(
             memory=memory,
-            # There combine copies rows into it.
+            # Between nodes combine copies rows into the heap.
             memory_between_nodes=2 * memory + (0 if low_latency_mode else num_rdma_bytes),
             low_latency_bytes=num_rdma_bytes if low_latency_mode else 0,
             low_latency_masking=enable_shrink,
@@ -549,7 +549,8 @@ class Buffer(NativeOwner):
 
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> torch.Tensor:
         """The tensor ``[L, R * M, H]`` bfloat16, contiguous, whose rows a combine with ``zero_copy=True`` sends. Fill
-        it between dispatch and combine, on the combine's stream. It lives as long as the handle's ``src_info``."""
+        it between dispatch and combine, on the combine's stream. It is E * M * H * 2 bytes of PyTorch's memory, and lives as
+        long as the handle's ``src_info``, or until this is called for a tuple with another M, H or E."""
         self._check_alive()
         if not isinstance(handle, tuple):
             raise TypeError(f"handle is of type {type_name(handle)}, expected the tuple that low_latency_dispatch returned")

@@ -119,7 +119,7 @@ def event_in(given: Any) -> Any:
 
 
 def _let_go(native: "_native.Buffer", rank: int, kind: str, explicitly_destroy: bool, process: int) -> None:
-    """What happens to a buffer that nobody destroyed: its memory goes, no other rank is talked to."""
+    """What happens to a buffer that was not destroyed: its memory goes, no other rank is talked to."""
     native.drop()
     if explicitly_destroy and os.getpid() == process:  # a forked child leaves it to its parent
         text = f"deep_ep: rank {rank}: {kind} made with explicitly_destroy=True was never destroyed"

@@ -54,7 +54,7 @@ int pieces_of(std::uint32_t row_bytes) {
 
 // In a node.
 
-constexpr int kAddingBlocks = 2;  ///< that only add, for each block that pushes, as far as there are multiprocessors
+constexpr int kAddingBlocks = 2;  ///< that only add, for each that pushes; fewer if multiprocessors run out
 
 /// Window and launch.
 LaunchShape plan(ElasticCombineParams& params, int max_tokens, int num_sms, const Runtime& runtime) {

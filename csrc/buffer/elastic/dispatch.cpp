@@ -38,9 +38,9 @@ void check_arguments(const ElasticDispatchArguments& arguments, const Runtime& r
   }
 }
 
-/// Of a fresh dispatch, before there are tables: chooses the blocks that number the selections of so many rows, at most
-/// so many, and lets as many of the `warps` warps of each count as have shared memory for their counters; one of each
-/// at least. Returns the bytes of a block. InvalidArgument where that is more than there are.
+/// For a fresh dispatch. Chooses how many blocks, at most `most_blocks`, number the selections of `rows` rows, and how
+/// many of the `warps` warps of each have room for their counters in shared memory, at least one. Returns a block's
+/// bytes. InvalidArgument if one warp does not fit.
 std::size_t plan_numbering(NumberingParams& params, const ElasticDispatchArguments& arguments, bool of_all_ranks,
                            std::int64_t rows, int most_blocks, int warps, const Runtime& runtime) {
   params.rank = runtime.rank();

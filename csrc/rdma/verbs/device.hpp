@@ -77,7 +77,7 @@ class Device {
   ibv_device_attr limits_{};
   QueuePairAddress address_;
   const char* heap_path_ = "";
-  std::shared_ptr<ibv_mr> signals_, payload_;  ///< the same, or payload in any order
+  std::shared_ptr<ibv_mr> signals_, payload_;  ///< `payload_`: the same, or registered for any order
   std::shared_ptr<ibv_cq> idle_completions_;
   std::mutex events_mutex_;
   bool failed_ = false;

@@ -49,7 +49,7 @@ class EPHandle:
         num_unaligned_recv_tokens_per_expert: ``[L]`` int32, counts as they are.
         recv_src_metadata: ``[N, K + 2]`` int32. Column 0: source rank * M + token; column 1: source rank * K + the last
             selection with an expert of this rank; others: the expanded row of each selection, -1 for none.
-        dst_buffer_slot_idx: ``[T, K]`` int32, K times the row of each token on this rank, or -1; between nodes -1.
+        dst_buffer_slot_idx: ``[T, K]`` int32: in all K columns the row that this rank received of its token, or -1; between nodes -1.
         token_metadata_at_forward, channel_linked_list, cached_recv_src_metadata_before_sort: ``None``.
     """
 
@@ -200,7 +200,8 @@ class ElasticBuffer(NativeOwner, Domains):
             stream=self._shared_stream,
             timeout_s=None if timeout == _DEFAULT_TIMEOUT_S else float(timeout),
             # Inside a node rows travel through the window alone, and results are the framework's. Between nodes combine
-            # copies rows into the heap, of which the library takes a quarter for the window, also of memory for replicas.
+            # copies rows into the heap. The library takes a quarter of it for the window, so memory for replicas counts
+            # four thirds.
             memory=memory // 2 + _PAGE + self.num_lb_bytes,
             window_bytes=memory // 2,
             memory_between_nodes=2 * memory + ceil_div(4 * self.num_lb_bytes, 3),

@@ -100,7 +100,7 @@ TEST_P(InternodeCallsTest, AWindowMustHoldTwoRows) {
                    [&](Rank& rank, Buffer& buffer) {
                      const Inputs inputs = upload_inputs(rank, one);
                      require_throws<OutOfMemory>([&] { buffer.dispatch(inputs.dispatch, rank.call()); },
-                                                 {"does not hold two rows", "window_bytes"}, "dispatch");
+                                                 {"does not hold two rows", "internode.heap_bytes"}, "dispatch");
                    });
 }
 

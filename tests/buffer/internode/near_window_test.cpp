@@ -78,21 +78,22 @@ TEST_P(InternodeNearWindowTest, SmallWindowsAreNamed) {
   Shape wider = two_by_two(5);
   wider.hidden = 1024;
   const Case large = make_case(wider);
-  run_with_buffers(
-      cluster(4), {.heap_bytes = kNearHeap, .window_bytes = std::size_t{14} << 10, .ranks_per_node = 2},
-      [&](Rank& rank, Buffer& buffer) {
-        const std::vector<Tensor> hoard = take_whole_heap(rank, buffer);
-        require_throws<OutOfMemory>(
-            [&] { buffer.dispatch(upload_inputs(rank, large).dispatch, rank.call()); },
-            {"a quarter of its window", "a row of 2.12 KiB from each of 2 ranks", "window_bytes"}, "dispatch");
-        const DispatchResult first = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
-        check_dispatch(rank, one, first);
-        const Returned returned = upload_returned(rank, buffer, one, first.handle, false);
-        if (first.handle.num_recv_rows > 0) {
-          require_throws<OutOfMemory>([&] { buffer.combine(returned.combine, rank.call()); },
-                                      {"rows outside the heap", "from each of 4 ranks", "window_bytes"}, "combine");
-        }
-      });
+  run_with_buffers(cluster(4), {.heap_bytes = kNearHeap, .window_bytes = std::size_t{14} << 10, .ranks_per_node = 2},
+                   [&](Rank& rank, Buffer& buffer) {
+                     const std::vector<Tensor> hoard = take_whole_heap(rank, buffer);
+                     require_throws<OutOfMemory>(
+                         [&] { buffer.dispatch(upload_inputs(rank, large).dispatch, rank.call()); },
+                         {"a quarter of its window", "a row of 2.12 KiB from each of 2 ranks", "internode.heap_bytes"},
+                         "dispatch");
+                     const DispatchResult first = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
+                     check_dispatch(rank, one, first);
+                     const Returned returned = upload_returned(rank, buffer, one, first.handle, false);
+                     if (first.handle.num_recv_rows > 0) {
+                       require_throws<OutOfMemory>(
+                           [&] { buffer.combine(returned.combine, rank.call()); },
+                           {"rows outside the heap", "from each of 4 ranks", "internode.heap_bytes"}, "combine");
+                     }
+                   });
 }
 
 }  // namespace

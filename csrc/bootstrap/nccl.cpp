@@ -37,8 +37,9 @@ class NcclTransport {
 
   void gather(std::span<const std::byte> mine, std::span<std::byte> all, const RankWait& wait) {
     if (const std::size_t wanted = all.size() + mine.size(); wanted > staging_bytes_) {
-      staging_bytes_ = std::max<std::size_t>(wanted, 64 * 1024);
-      staging_ = {executor_->allocate(staging_bytes_), [on = executor_](void* memory) { on->free(memory); }};
+      const std::size_t bytes = std::max<std::size_t>(wanted, 64 * 1024);
+      staging_ = {executor_->allocate(bytes), [on = executor_](void* memory) { on->free(memory); }};
+      staging_bytes_ = bytes;
     }
     auto* const received = static_cast<std::byte*>(staging_.get());
     std::byte* const sent = received + all.size();

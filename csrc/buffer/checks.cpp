@@ -63,7 +63,7 @@ void check_alignment(const char* name, const ConstTensorView& tensor) {
 void check_token_count(const char* name, std::int64_t tokens, const NodeMembership& nodes) {
   const auto ranks = static_cast<std::int64_t>(nodes.node.size());
   check_range(name, tokens, 0,
-              std::min(INT32_MAX / std::max<std::int64_t>(2, ranks),
+              std::min(INT32_MAX / (ranks + nodes.num_nodes),  // see LayoutParams::columns
                        std::int64_t{Progress::kMostPosition / static_cast<unsigned>(nodes.num_nodes)}));
 }
 

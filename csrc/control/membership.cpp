@@ -206,7 +206,8 @@ PeerReport& Report::about(int peer) {
 void Report::send(Connection& to) const {
   ReportHead head = *this;
   head.peers = static_cast<std::uint32_t>(of.size());
-  to.send(&head, sizeof head);
+  const auto bytes = std::as_bytes(std::span(&head, 1));
+  to.unsent.insert(to.unsent.end(), bytes.begin(), bytes.end());
   to.send(of.data(), of.size() * sizeof(PeerReport));
 }
 

@@ -171,7 +171,10 @@ void Plane::run() {
       if (peer.connection.socket) sockets.push_back({peer.connection.socket.get(), POLLIN, 0});
     }
     lock.unlock();
-    ::poll(sockets.data(), sockets.size(), static_cast<int>(std::chrono::ceil<milliseconds>(sleep).count()));
+    const auto longest = std::chrono::ceil<milliseconds>(sleep);
+    // It refuses more sockets than the process may open now.
+    if (::poll(sockets.data(), sockets.size(), static_cast<int>(longest.count())) < 0)
+      std::this_thread::sleep_for(longest);
     lock.lock();
     // Nothing of this waits, so all are asked.
     for (auto& [process, peer] : peers_) {

@@ -112,11 +112,12 @@ std::vector<ConnectedEnds> make_connected_ends(Bootstrap& bootstrap, std::span<c
   }
 }
 
-std::string why_unreached(Bootstrap& bootstrap, int width, bool by_landings, const MakeEnds& make) {
+std::string why_unreached(Bootstrap& bootstrap, int width, bool by_landings, std::uint64_t sink, const MakeEnds& make) {
   const int rank = bootstrap.rank();
   const int size = bootstrap.size();
   const int first = rank / width * width;  // of this node
-  ConnectionOptions options{.rank = rank, .depth = 64, .rail_width = by_landings ? width : 0, .hasty = true};
+  ConnectionOptions options{
+      .rank = rank, .depth = 64, .sink = sink, .rail_width = by_landings ? width : 0, .hasty = true};
   for (const int node : std::set{(first + width) % size, (first + size - width) % size}) {  // one, of two nodes
     for (int peer = node; peer < node + width; ++peer) {
       if (peer % width != rank % width) options.peers.push_back(peer);
@@ -124,6 +125,10 @@ std::string why_unreached(Bootstrap& bootstrap, int width, bool by_landings, con
   }
   std::unique_ptr<Ends> ends;
   if (const auto failure = first_failure(bootstrap, [&] { ends = make(NicHandler::cpu, options); })) {
+    // All ranks have the same failure: to try is possible or the error of all.
+    if (!by_landings) {
+      fail<SystemError>("making queue pairs that try other rails failed on rank {}: {}", failure->rank, failure->why);
+    }
     return fmt::format("rank {} (rail {}): {}", failure->rank, failure->rank % width, failure->why);
   }
   const std::vector<OtherSide> others = find_other_sides(bootstrap, options, ends.get());

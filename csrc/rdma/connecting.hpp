@@ -35,6 +35,6 @@ std::vector<ConnectedEnds> make_connected_ends(Bootstrap& bootstrap, std::span<c
 /// the other rails of the nodes before and after its own; nodes are of `width` consecutive ranks. `by_landings`: over
 /// its own rail, see ConnectionOptions::rail_width. Empty: all are reached. Else why one is not, the same text on all
 /// ranks.
-std::string why_unreached(Bootstrap& bootstrap, int width, bool by_landings, const MakeEnds& make);
+std::string why_unreached(Bootstrap& bootstrap, int width, bool by_landings, std::uint64_t sink, const MakeEnds& make);
 
 }  // namespace deep_ep::rdma

@@ -164,11 +164,12 @@ MakeEnds ends_of(const std::shared_ptr<Executor>& executor, const SymmetricHeap&
 /// Collective. Clears the rail_width of sets whose peers are all reached at their own NICs.
 void keep_to_rails(Bootstrap& bootstrap, std::span<ConnectionOptions> sets, const AgreedWire& wire,
                    const MakeEnds& make) {
-  const int width = std::ranges::max(sets, {}, &ConnectionOptions::rail_width).rail_width;
+  const ConnectionOptions& widest = *std::ranges::max_element(sets, {}, &ConnectionOptions::rail_width);
+  const int width = widest.rail_width;
   Choice rail_only = width > 1 ? wire.settings.rail_only : Choice::no;
   std::string why;
   if (rail_only == Choice::automatic && wire.kind != WireKind::local) {
-    why = why_unreached(bootstrap, width, /*by_landings=*/false, make);
+    why = why_unreached(bootstrap, width, /*by_landings=*/false, widest.sink, make);
     if (!why.empty()) rail_only = Choice::yes;
   }
   if (rail_only != Choice::yes) {
@@ -176,7 +177,7 @@ void keep_to_rails(Bootstrap& bootstrap, std::span<ConnectionOptions> sets, cons
     return;
   }
   const std::string why_not =
-      wire.kind == WireKind::local ? "" : why_unreached(bootstrap, width, /*by_landings=*/true, make);
+      wire.kind == WireKind::local ? "" : why_unreached(bootstrap, width, /*by_landings=*/true, widest.sink, make);
   if (!why_not.empty()) {
     fail<SystemError>(
         "low-latency calls have no path between rails. Directly: {}. Over rails, where NICs of a node receive for each "

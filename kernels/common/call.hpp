@@ -2,7 +2,7 @@
 //
 // The host passes no numbers, so that a graph replay is a new call. Calls of a kind are counted in device memory; every
 // block reads the count when it begins, and it advances when all blocks have: here the last one to arrive at a ticket
-// advances it. V2's dispatch has a block that ends last, and low-latency blocks each add their share.
+// advances it. V2's dispatch has a block that ends last, and low-latency blocks each add their part.
 #pragma once
 
 #include <cstdint>

@@ -20,7 +20,7 @@ struct Progress {
   }
   DEEP_EP_HOST_DEVICE static constexpr std::uint64_t call_of(std::uint64_t word) { return word >> kPositionBits; }
   /// The part that each of `parts` blocks adds to a word, which has moved on by a call when all have; one is the
-  /// `first`.
+  /// `first`. `parts`: an int or a Divisor, 1 or more.
   DEEP_EP_DEVICE static std::uint64_t part_of_call(const auto& parts, bool first) {
     const auto part = static_cast<std::uint64_t>(static_cast<int>(kMostPosition) / parts);
     return first ? at(1) - part * static_cast<std::uint32_t>(parts - 1) : part;

@@ -6,9 +6,9 @@
 // and for odd epochs, for each source. Within a part, a call lays its rows out by its own row size, always in tagged
 // lines (line.hpp), so that the tags of all calls lie at the same places.
 //
-// Everything in it has one writer, its source (by rails another rank in its stead), and one reader, the rank whose heap
-// it is. Signals hold 64-bit epochs; all are zero when the buffer is made and never reset. Those that a far rank adds
-// to come first: programs may fill with zeros what is behind them.
+// Everything in it but told() has one writer, its source (by rails another rank in its stead), and one reader, the rank
+// whose heap it is. Signals hold 64-bit epochs; all are zero when the buffer is made and never reset. Those that a far
+// rank adds to come first: programs may fill with zeros what is behind them.
 #pragma once
 
 #include <algorithm>
@@ -73,9 +73,8 @@ struct LowLatencyWindow {
   std::size_t source_bytes = 0;  ///< room for the rows of one source in one call
 
   // A part for each source.
-  LowLatencyParts<Cell> counts;  ///< of a dispatch: a CountHead, then in each cell the rows of two local experts
-  /// Of a combine, where the source is the owner: [token][selection]. A rank's own part is also what its NIC fetches.
-  LowLatencyParts<Cell> selections;
+  LowLatencyParts<Cell> counts;      ///< of a dispatch: a CountHead, then in each cell the rows of two local experts
+  LowLatencyParts<Cell> selections;  ///< of a combine, where the source is the owner: [token][selection]
   /// A source has a place of its own: ranks that disagree in their row sizes do not overwrite each other. (Those that
   /// disagree in whether combine goes by rails, or with hooks, may; but then each of them also waits for a row that
   /// does not come, or asks all others before it blames one.)
@@ -85,8 +84,10 @@ struct LowLatencyWindow {
   // on. The half of a call is written again two calls later. By then every poster of the call in between has seen the
   // completions of what it found posted; and a peer that sends rows to hand on, the only thing that peers write here,
   // has this rank's word that it has finished the call before the last.
-  std::size_t staging_bytes = 0;           ///< 0: no rank is far
-  LowLatencyParts<Cell> staged_counts;     ///< of dispatch, for each peer
+  std::size_t staging_bytes = 0;        ///< 0: no rank is far
+  LowLatencyParts<Cell> staged_counts;  ///< of dispatch, for each peer
+  /// Of combine: this rank's selections, for each block of posters, which gathers them (and serves a peer at least).
+  LowLatencyParts<Cell> staged_selections;
   LowLatencyParts<std::byte> staged_rows;  ///< one part for each peer (combine), then one for all (dispatch)
   /// Of the same: kMostWarpsPerRow words of each row, one of each warp that shares it: the epoch, once its part is
   /// staged.
@@ -122,6 +123,7 @@ struct LowLatencyWindow {
     carver.place<std::byte>(begin + bytes);
     ready.carve(carver, ranks + 1, std::size_t{slots} * kMostWarpsPerRow);
     staged_counts.carve(carver, ranks, counts.part_bytes / sizeof(Cell));
+    staged_selections.carve(carver, ranks, selections.part_bytes / sizeof(Cell));
     staged_rows.carve(carver, ranks + 1, source_bytes);
     for (auto& of : relayed) of.carve(carver, static_cast<std::size_t>(nodes), source_bytes);
     staging_bytes = carver.bytes() - begin - bytes;

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/primitives/divisor.hpp"
 #include "kernels/rdma/decode.hpp"
 
 namespace deep_ep {
@@ -37,13 +38,15 @@ struct SimulatedNicParams {
   /// A warp takes entries, one finishes them, one watches, and the rest move.
   static constexpr int kFewestThreads = 128;
   static constexpr double kOverheadBytes = 64;  ///< that a message takes on the line besides its own
+  static constexpr int kMoverStages = 3;        ///< pieces of a warp in shared memory
 
   SimulatedQueue* queues = nullptr;               ///< [num_queues]
   const std::uint64_t* doorbells = nullptr;       ///< [num_queues]: what kernels ring
   const device::rdma::Region* regions = nullptr;  ///< [num_regions]: those of first_key, first_key + 1, ...
   int num_queues = 0;
   int num_regions = 0;
-  std::uint32_t first_key = 0;
+  Divisor mover_stages = kMoverStages;
+  std::uint32_t first_key = 0;                    ///< of the first region
   std::uint32_t heap_key = 0;                     ///< of this rank's heap, which alone may be named as local
   double ns_per_byte = 0;                         ///< of the line; 0: as fast as it goes
   double held_ns = 0;                             ///< from the last byte sent until the peer may see it

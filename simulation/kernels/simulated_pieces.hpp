@@ -12,7 +12,7 @@ namespace deep_ep::device::simulated {
 
 inline constexpr std::uint32_t kPieceBytes = 4096;  ///< what a warp copies at once
 inline constexpr std::uint32_t kMostPieces = 512;   ///< under way: a power of two
-inline constexpr std::uint32_t kMoverStages = 3;    ///< pieces of a warp in shared memory
+inline constexpr std::uint32_t kMoverStages = SimulatedNicParams::kMoverStages;
 
 /// What is behind a piece, in Piece::what.
 inline constexpr std::uint32_t kAdds = 1;       ///< an addition to `to`; the value before goes to `from`

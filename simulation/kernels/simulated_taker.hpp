@@ -29,7 +29,11 @@ class Taker {
         take(warp::shuffle(found_, lane));
       }
     }
-    for (int q = lane_index(); q < params_.num_queues; q += kWarpSize) params_.queues[q] = shared_.served[q];
+    for (int q = lane_index(); q < params_.num_queues; q += kWarpSize) {
+      params_.queues[q].taken = shared_.served[q].taken;
+      params_.queues[q].way_free = shared_.served[q].way_free;
+      params_.queues[q].failed = shared_.served[q].failed;
+    }
     lender_.end();
     if (lane_index() == 0) store_release<Scope::block>(&queue_.head, head_ | PieceQueue::kEnd);
   }

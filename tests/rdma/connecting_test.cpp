@@ -252,7 +252,8 @@ std::string reason(Fabric& fabric) {
       };
       return ends;
     };
-    said[static_cast<std::size_t>(rank)] = rdma::why_unreached(*bootstrap, kWidth, /*by_landings=*/false, make);
+    said[static_cast<std::size_t>(rank)] =
+        rdma::why_unreached(*bootstrap, kWidth, /*by_landings=*/false, /*sink=*/0, make);
   });
   EXPECT_EQ(std::ranges::count(said, said[0]), kRanks);
   return said[0];

@@ -26,6 +26,8 @@ class QueuePair {
   /// Completions of what it sends go to `completions`; without one it sends nothing. SystemError says what was asked of
   /// which device.
   explicit QueuePair(std::shared_ptr<Device> device, ibv_cq* completions = nullptr, std::uint32_t send_depth = 1);
+  QueuePair(QueuePair&&) = default;
+  QueuePair& operator=(QueuePair&&) = delete;  // the device would go before what it has made
 
   std::uint32_t number() const { return pair_->qp_num; }
   /// For the peer's connect().

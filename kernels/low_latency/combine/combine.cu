@@ -170,9 +170,10 @@ struct CombinePusher : RowPusher {
   }
 };
 
-/// By one warp of a block that posts: all that a far rank gets from this rank over one lane in one call.
+/// By one warp of a block that posts: all that a far rank gets from this rank over one lane in one call. `selections`:
+/// where this block has gathered those of this rank.
 template <class Call>
-DEEP_EP_DEVICE void post_to(const LowLatencyCombineParams& params, CallPoster<Call>& poster) {
+DEEP_EP_DEVICE void post_to(const LowLatencyCombineParams& params, CallPoster<Call>& poster, Place<Cell> selections) {
   const LowLatencyParams& common = params.common;
   const Call& call = poster.call;
   const int peer = poster.peer;
@@ -180,8 +181,8 @@ DEEP_EP_DEVICE void post_to(const LowLatencyCombineParams& params, CallPoster<Ca
   // 1. As owner, the selections.
   if (poster.lane == 0) {
     const std::uint32_t bytes = static_cast<std::uint32_t>(params.num_tokens * params.num_topk) * sizeof(Cell);
-    const std::size_t at = common.window.selections.at(call.epoch, common.rank).offset;
-    if (!poster.queue.put(at, at, bytes, lane_index() == 0 && bytes != 0)) return;
+    const Place<Cell> to = common.window.selections.at(call.epoch, common.rank);
+    if (!poster.queue.put(to.offset, selections.offset, bytes, lane_index() == 0 && bytes != 0)) return;
     if (!poster.tell_rest(true)) return;
   }
 
@@ -204,21 +205,21 @@ DEEP_EP_DEVICE void post_to(const LowLatencyCombineParams& params, CallPoster<Ca
   poster.tell_rest();
 }
 
-/// By whole blocks that post: this rank's selections, which each of these blocks (and announce()) writes alike into its
-/// own window; then each warp serves one rank, or one lane to it.
+/// By whole blocks that post: the selections, once for all ranks of this block; then each warp serves one rank, or one
+/// lane to it.
 template <class Call>
 DEEP_EP_DEVICE void post_combine(const LowLatencyCombineParams& params, const Call& call, std::uint64_t received,
                                  const CombineShared& shared) {
   const LowLatencyParams& common = params.common;
-  Cell* const own = common.window.selections.at(call.epoch, common.rank).in(common.local);
+  const Place<Cell> staged = common.window.staged_selections.at(call.epoch, block_index() - common.working_blocks);
   if (params.phase.sends && call.first_posted() < common.num_far) {
     block::each(params.num_tokens * params.num_topk, [&](int i) {
-      call.announce(Selection::load(params, i / params.num_topk, i % params.num_topk), own + i);
+      call.announce(Selection::load(params, i / params.num_topk, i % params.num_topk), staged.in(common.local) + i);
     });
   }
   block::sync();
   serve_lane(call, received, params.phase.sends, shared.posters,
-             [&](CallPoster<Call>& poster) { post_to(params, poster); });
+             [&](CallPoster<Call>& poster) { post_to(params, poster, staged); });
 }
 
 // By rails every warp of a block shares the row that it adds.

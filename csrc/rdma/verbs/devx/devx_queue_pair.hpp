@@ -17,6 +17,8 @@ class DevxQueuePair {
   /// by consecutive ports. SystemError says which command was refused, and how.
   DevxQueuePair(std::shared_ptr<DevxDevice> device, const RingMemory& rings, std::size_t i, Umem umem, Umem records,
                 int port_offset = 0);
+  DevxQueuePair(DevxQueuePair&&) = default;
+  DevxQueuePair& operator=(DevxQueuePair&&) = delete;  // the device would go before what it has made
 
   std::uint32_t number() const { return queue_pair_.number; }
   QueuePairAddress address() const { return device_->device->address(number()); }

@@ -28,15 +28,8 @@ namespace device {
 constexpr int kLineLanes = 8;                       ///< that share a line
 constexpr int kWarpLines = kWarpSize / kLineLanes;  ///< that a warp stores or loads at once
 
-/// One lane's 16 bytes of a line. The last lane has eight bytes of payload and the tag.
-struct alignas(16) LinePart {
-  std::uint64_t word[2];
-
-  DEEP_EP_DEVICE Vec16 vector() const { return __builtin_bit_cast(Vec16, *this); }
-  DEEP_EP_DEVICE static LinePart of(const Vec16& v) { return __builtin_bit_cast(LinePart, v); }
-};
-
-/// The lane's place in a warp's lines.
+/// The lane's place in a warp's lines. Its 16 bytes of a line are a Cell: the tag is the epoch of the last lane's, and
+/// the other lanes have payload there, too.
 struct LineLane {
   int line;  ///< 0 to kWarpLines - 1
   int part;  ///< 0 to kLineLanes - 1
@@ -62,45 +55,45 @@ struct LineLane {
 };
 
 /// This lane's part of line `index` of those whose payload lies at `stage`, without tags.
-DEEP_EP_DEVICE LinePart tagged_part(const std::byte* stage, std::uint32_t index, std::uint64_t tag) {
+DEEP_EP_DEVICE Cell tagged_part(const std::byte* stage, std::uint32_t index, std::uint64_t tag) {
   const LineLane lane;
   const auto* words = reinterpret_cast<const std::uint64_t*>(stage + lane.payload_at(index));
-  return {{words[0], lane.has_tag() ? tag : words[1]}};
+  return {words[0], lane.has_tag() ? tag : words[1]};
 }
 
 /// The same where lines carry vectors: the lane has this one.
-DEEP_EP_DEVICE LinePart tagged_part(const Vec16& vector, std::uint32_t index, std::uint64_t tag) {
-  const LinePart whole = LinePart::of(vector);
+DEEP_EP_DEVICE Cell tagged_part(const Vec16& vector, std::uint32_t index, std::uint64_t tag) {
+  const auto whole = __builtin_bit_cast(Cell, vector);
   if (!LineLane().has_tag()) return whole;
-  return {{index % 2 == 0 ? whole.word[0] : whole.word[1], tag}};
+  return {index % 2 == 0 ? whole.payload : whole.epoch, tag};
 }
 
 /// Stores what this lane has of line `index`, which carries vectors, at its vector `to` of a row.
-DEEP_EP_DEVICE void store_vector(Vec16* to, std::uint32_t index, const LinePart& part) {
+DEEP_EP_DEVICE void store_vector(Vec16* to, std::uint32_t index, const Cell& part) {
   if (LineLane().has_tag()) {
-    store_stream(reinterpret_cast<std::uint64_t*>(to) + index % 2, part.word[0]);
+    store_stream(reinterpret_cast<std::uint64_t*>(to) + index % 2, part.payload);
   } else {
-    store_stream(to, part.vector());
+    store_stream(to, __builtin_bit_cast(Vec16, part));
   }
 }
 
 /// Stores this lane's part to `to`, in memory of any GPU. By whole warps; `wanted` is the same for the lanes of a line.
-DEEP_EP_DEVICE void store_line(std::byte* to, const LinePart& part, bool wanted) {
+DEEP_EP_DEVICE void store_line(std::byte* to, const Cell& part, bool wanted) {
   warp::sync();  // one instruction for all lanes; and what their parts are made of has been read
   auto* cell = reinterpret_cast<Cell*>(to);
 #if DEEP_EP_TARGET_CUDA
-  if (wanted) store_cell(cell, part.word[0], part.word[1]);
+  if (wanted) store_cell(cell, part.payload, part.epoch);
 #else
   const bool tag = LineLane().has_tag();
-  if (wanted && !tag) store_cell(cell, part.word[0], part.word[1]);
+  if (wanted && !tag) store_cell(cell, part.payload, part.epoch);
   warp::sync();
-  if (wanted && tag) store_cell(cell, part.word[0], part.word[1]);
+  if (wanted && tag) store_cell(cell, part.payload, part.epoch);
 #endif
 }
 
 /// Loads this lane's part of a line that may be there or not: see all_tagged(). By whole warps; `wanted` is the same
 /// for the lanes of a line.
-DEEP_EP_DEVICE LinePart load_line(const std::byte* from, bool wanted) {
+DEEP_EP_DEVICE Cell load_line(const std::byte* from, bool wanted) {
   Cell loaded{};
   const auto* cell = reinterpret_cast<const Cell*>(from);
 #if DEEP_EP_TARGET_CUDA
@@ -111,19 +104,19 @@ DEEP_EP_DEVICE LinePart load_line(const std::byte* from, bool wanted) {
   warp::sync();  // what the last lane acquired, the others may read
   if (wanted && !tag) loaded = load_cell(cell);
 #endif
-  return {{loaded.payload, loaded.epoch}};
+  return {loaded.payload, loaded.epoch};  // a copy takes the GPU more instructions
 }
 
 /// Do all the warp's lines that are wanted carry the tag? By whole warps.
-DEEP_EP_DEVICE bool all_tagged(const LinePart& part, std::uint64_t tag, bool wanted) {
-  return warp::all(!wanted || !LineLane().has_tag() || part.word[1] == tag);
+DEEP_EP_DEVICE bool all_tagged(const Cell& part, std::uint64_t tag, bool wanted) {
+  return warp::all(!wanted || !LineLane().has_tag() || part.epoch == tag);
 }
 
 /// Pieces of rows that a warp polls into its registers. A piece is up to kWarpLines lines, of which each lane has its
 /// part; pieces may belong to one row or to several.
 template <int kPieces>
 struct LinePoller {
-  LinePart part[kPieces];
+  Cell part[kPieces];
   std::uint32_t missing = (1u << kPieces) - 1;  ///< bit i: piece i is not there
 
   /// By a whole warp: loads what is missing. `tag(i)` is the tag of piece i, `from(i)` where the lane's part of it

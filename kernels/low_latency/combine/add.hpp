@@ -136,22 +136,22 @@ struct CombineAdder {
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) {
           if (first + i >= terms.count) continue;
-          add_weighted(sum, lines.part[i].vector(), kUnreduced ? warp::shuffle(terms.weight, first + i) : 1.0f);
+          add_weighted(sum, __builtin_bit_cast(Vec16, lines.part[i]),
+                       kUnreduced ? warp::shuffle(terms.weight, first + i) : 1.0f);
         }
       }
-      const Vec16 rounded = pack_sum(sum);
+      auto rounded = __builtin_bit_cast(Cell, pack_sum(sum));
       if (relays(owner)) {  // to where a poster fetches it
-        LinePart part = LinePart::of(rounded);
-        if (lane.has_tag()) part.word[1] = call.epoch;
+        if (lane.has_tag()) rounded.epoch = call.epoch;
         if (terms.count != 0) {
-          store_line(call.staged_row(owner, token).in(params.common.local) + lane.byte_at(line), part,
+          store_line(call.staged_row(owner, token).in(params.common.local) + lane.byte_at(line), rounded,
                      line < wire().lines);
         }
         continue;
       }
       auto* const to = reinterpret_cast<Vec16*>(params.combined_x) + std::int64_t{token} * wire().vectors;
       const int vector = wire().vector(line);
-      if (vector >= 0) store_vector(to + vector, line, LinePart::of(rounded));
+      if (vector >= 0) store_vector(to + vector, line, rounded);
     }
     if (relays(owner) && terms.count != 0) call.hand_over(owner, token, member);
     return true;

@@ -188,7 +188,7 @@ struct DispatchReceiver {
       return i == kHead ? static_cast<std::uint32_t>(LineLane().line) : first + static_cast<std::uint32_t>(i) * step;
     }
     DEEP_EP_DEVICE bool is_line(int i) const { return line(i) < lines; }
-    DEEP_EP_DEVICE const LinePart& head() const { return this->part[kHead]; }
+    DEEP_EP_DEVICE const Cell& head() const { return this->part[kHead]; }
     DEEP_EP_DEVICE void next_batch() {
       first += step * kBatch;
       this->missing = (1u << kHead) - 1;
@@ -208,7 +208,7 @@ struct DispatchReceiver {
     if (places == 0) return true;
     const LowLatencyScales scales = params.scale_layout();
     const int first = row.header_words(), end = first + static_cast<int>(row.scale_words());
-    LinePart part = lines.head();
+    Cell part = lines.head();
 #pragma unroll 1
     for (int begin = 0;; begin += kWords) {
       const int stop = end < begin + kWords ? end : begin + kWords;
@@ -319,7 +319,7 @@ struct DispatchReceiver {
 
   /// In one lane for each rank that gets the row: its place in that rank's window; else nullptr. There is room: the
   /// block has the rank's counts of this call, and a rank sends none before it has received the call before the last.
-  DEEP_EP_DEVICE std::byte* relayed_to(int source, const LinePart& head) const {
+  DEEP_EP_DEVICE std::byte* relayed_to(int source, const Cell& head) const {
     const int lane = lane_index();
     const int k = lane < params.num_topk ? lane : 0;
     const std::uint32_t expert = header_word(head, row.selection_word(k)) & 0xffffu;
@@ -346,7 +346,7 @@ struct DispatchReceiver {
   }
 
   /// What the caller and combine need to know of the row.
-  DEEP_EP_DEVICE void note_row(const LinePart& head, int source, int slot, std::int32_t position) const {
+  DEEP_EP_DEVICE void note_row(const Cell& head, int source, int slot, std::int32_t position) const {
     const int lane = lane_index();
     const auto token = static_cast<std::int32_t>(header_word(head, LowLatencyRow::kToken));
     const int k = lane < params.num_topk ? lane : 0;

@@ -38,12 +38,12 @@ static_assert(sizeof(std::uint32_t) * (1 + 2 * kMaxTopk) <= kWarpLines * kTagged
 
 /// Word `word` of the header, or of scales, of whose lines each lane has a part; another one in every lane. By a whole
 /// warp.
-DEEP_EP_DEVICE std::uint32_t header_word(const LinePart& head, int word) {
+DEEP_EP_DEVICE std::uint32_t header_word(const Cell& head, int word) {
   const std::uint32_t at = 4 * static_cast<std::uint32_t>(word);
   const std::uint32_t in_line = at % kTaggedPayload;
   const int holder = static_cast<int>(at / kTaggedPayload * kLineLanes + in_line / 16);
-  const std::uint64_t low = warp::shuffle(head.word[0], holder);
-  const std::uint64_t high = warp::shuffle(head.word[1], holder);
+  const std::uint64_t low = warp::shuffle(head.payload, holder);
+  const std::uint64_t high = warp::shuffle(head.epoch, holder);
   const std::uint64_t both = in_line % 16 < 8 ? low : high;
   return static_cast<std::uint32_t>(at % 8 == 0 ? both : both >> 32);
 }
@@ -284,7 +284,7 @@ struct DispatchSender {
     if (row.weighted) header[row.second_word(lane)] = bits_of(own_weight);
   }
 
-  DEEP_EP_DEVICE LinePart part(std::uint32_t line) const {
+  DEEP_EP_DEVICE Cell part(std::uint32_t line) const {
     if (line < row.head_lines()) return tagged_part(shared.stage, line, epoch());
     line -= row.head_lines();
     const int at = LineLane().vector(line);
@@ -301,7 +301,7 @@ struct DispatchSender {
          first += static_cast<std::uint32_t>(block_warps()) * kWarpLines) {
       const std::uint32_t line = first + static_cast<std::uint32_t>(lane.line);
       const bool wanted = line < row.lines();
-      const LinePart part = wanted ? this->part(line) : LinePart{};
+      const Cell part = wanted ? this->part(line) : Cell{};
 #pragma unroll 1
       for (int i = 0; i < destinations; ++i) store_line(shared.destinations[i] + lane.byte_at(line), part, wanted);
     }

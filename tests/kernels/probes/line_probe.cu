@@ -26,8 +26,8 @@ DEEP_EP_DEVICE void line_probe(const probes::LineParams& p, std::byte*) {
       const auto line = static_cast<std::uint32_t>(first + lane.line);
       const bool wanted = static_cast<int>(line) < p.lines;
       std::byte* at = p.row + lane.byte_at(line);
-      const LinePart sent{
-          {line_word(tag, lane.payload_at(line)), lane.has_tag() ? tag : line_word(tag, lane.payload_at(line) + 8)}};
+      const Cell sent{line_word(tag, lane.payload_at(line)),
+                      lane.has_tag() ? tag : line_word(tag, lane.payload_at(line) + 8)};
       if (block_index() == 0) {
         store_line(at, sent, wanted);
         continue;
@@ -41,9 +41,9 @@ DEEP_EP_DEVICE void line_probe(const probes::LineParams& p, std::byte*) {
                 [&](int i) { return i == 0 ? wanted : lane.line == 0; });
           },
           [](const Poll&) { return false; });
-      const LinePart& seen = lines.part[0];
-      if (wanted && (seen.word[0] != sent.word[0] || seen.word[1] != sent.word[1])) ++wrong;
-      if (lane.line == 0 && lines.part[1].word[0] != line_word(tag, lane.payload_at(0))) ++wrong;
+      const Cell& seen = lines.part[0];
+      if (wanted && (seen.payload != sent.payload || seen.epoch != sent.epoch)) ++wrong;
+      if (lane.line == 0 && lines.part[1].payload != line_word(tag, lane.payload_at(0))) ++wrong;
     }
     warp::sync();
     if (block_index() == 1 && lane_index() == 0) add_release<Scope::gpu>(p.read, std::uint64_t{1});

@@ -119,10 +119,6 @@ struct RankCall {
   DEEP_EP_DEVICE int rail(int node, int other) const { return node * common.rail_width + other % common.rail_width; }
   /// Is this rank the one of its node that exchanges rows with `far_rank`? Without rails no rank is.
   DEEP_EP_DEVICE bool is_relay(int far_rank) const { return uses_rails() && rail(own_node(), far_rank) == common.rank; }
-  /// The rank whose row of combine has the part of `rank`: by rails, for another node, this rank's rail there.
-  DEEP_EP_DEVICE int sender(int rank) const {
-    return uses_rails() && rank >= 0 && !in_own_node(rank) ? rail(node(rank), common.rank) : rank;
-  }
 
   // ---- Words: a call takes the places of the call before the last, once the peer has acknowledged that one ----
 

@@ -64,7 +64,11 @@ DEEP_EP_DEVICE std::uint64_t compare_exchange(std::uint64_t* p, std::uint64_t ex
   return old;
 #else
   host_machine::check_space<S>(p);
-  return host_machine::compare_exchange(p, expected, desired);
+  host_machine::interleave();
+  host_machine::note_acquire();
+  __atomic_compare_exchange_n(p, &expected, desired, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+  host_machine::interleave();
+  return expected;
 #endif
 }
 
@@ -88,14 +92,13 @@ DEEP_EP_PAYLOAD_LOAD(load_stream, "ld.global.nc.L1::no_allocate")
 /// load_weak(p): global memory that others, peers too, write before a flag that this thread acquired.
 DEEP_EP_PAYLOAD_LOAD(load_weak, "ld.global")
 
-/// Global memory, a peer's too, that this block does not read again soon.
+/// Global memory, a peer's too, that this block does not read again soon: 8 or 16 bytes.
 template <detail::Payload T>
 DEEP_EP_DEVICE void store_stream(T* p, const std::type_identity_t<T>& value) {
+  static_assert(sizeof(T) >= 8);
 #if DEEP_EP_TARGET_CUDA
   std::uint32_t word[sizeof(T) / 4];
   memcpy(word, &value, sizeof(T));
-  if constexpr (sizeof(T) == 4)
-    asm volatile("st.global.L1::no_allocate.u32 [%0], %1;" ::"l"(p), "r"(word[0]) : "memory");
   if constexpr (sizeof(T) == 8)
     asm volatile("st.global.L1::no_allocate.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(word[0]), "r"(word[1]) : "memory");
   if constexpr (sizeof(T) == 16)
@@ -142,7 +145,7 @@ DEEP_EP_DEVICE std::uint64_t now_ns() {
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
   return now;
 #else
-  return host_machine::now_ns();
+  return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1));
 #endif
 }
 
@@ -151,7 +154,7 @@ DEEP_EP_DEVICE std::int64_t clock_cycles() {
 #if DEEP_EP_TARGET_CUDA
   return clock64();
 #else
-  return static_cast<std::int64_t>(host_machine::now_ns());
+  return static_cast<std::int64_t>(now_ns());
 #endif
 }
 

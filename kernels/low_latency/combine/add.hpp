@@ -87,7 +87,10 @@ struct CombineAdder {
       const Selection now = kUnreduced && token == loaded_token ? loaded : Selection::load(params, token, lane);
       if (kUnreduced) weight = now.weight;
       expert = now.expert(params);
-      rank = call.sender(params.rank_of(expert));
+      rank = params.rank_of(expert);
+      // By rails its part is in the row of this rank's rail there.
+      if (call.uses_rails() && rank >= 0 && !call.in_own_node(rank))
+        rank = call.rail(call.node(rank), params.common.rank);
     }
 
     // If a rank has one row, its first selection stands for that row. Terms are in the order of ranks then.

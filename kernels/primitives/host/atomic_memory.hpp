@@ -83,14 +83,6 @@ T fetch_add(T* p, T value, int order) {
   return old;
 }
 
-inline std::uint64_t compare_exchange(std::uint64_t* p, std::uint64_t expected, std::uint64_t desired) {
-  interleave();
-  note_acquire();
-  __atomic_compare_exchange_n(p, &expected, desired, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
-  interleave();
-  return expected;
-}
-
 /// On a GPU wider scopes than a block's name global memory.
 template <device::Scope S>
 void check_space(const void* p) {
@@ -99,10 +91,6 @@ void check_space(const void* p) {
   if (offset >= current_thread->shared_bytes) return;
   throw Error("an access at gpu or system scope to shared+" + std::to_string(offset) +
               "; allowed: global memory, at block scope also shared memory");
-}
-
-inline std::uint64_t now_ns() {
-  return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1));
 }
 
 }  // namespace deep_ep::host_machine

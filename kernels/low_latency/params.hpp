@@ -159,11 +159,7 @@ struct LowLatencyRow {
   DEEP_EP_HOST_DEVICE std::uint32_t payload_at() const { return (head_lines() * kTaggedPayload + 15) / 16 * 16; }
   DEEP_EP_HOST_DEVICE std::uint32_t stage_bytes() const { return payload_at() + payload_bytes(); }
 
-  static constexpr std::uint32_t kNoExpert = 0xffff;
-  /// A selection in one word: expert in the lower half, place in the upper.
-  DEEP_EP_HOST_DEVICE static std::uint32_t pack(std::uint32_t expert, std::uint32_t place) {
-    return expert | place << 16;
-  }
+  static constexpr std::uint32_t kNoExpert = 0xffff;  ///< in the lower half of a selection; its place is in the upper
 };
 
 /// Scales of received rows, as grouped GEMMs load them, in words: float, or with UE8M0 the exponents of four
@@ -179,8 +175,7 @@ struct LowLatencyScales {
   DEEP_EP_HOST_DEVICE bool tiled() const { return format == LowLatencyFormat::nvfp4; }
   DEEP_EP_HOST_DEVICE bool packed() const { return format == LowLatencyFormat::fp8_ue8m0; }
   DEEP_EP_HOST_DEVICE int columns() const {
-    if (tiled()) return hidden / (4 * kNvfp4ScaleChannels);
-    return hidden / kScaleChannels / (packed() ? 4 : 1);
+    return static_cast<int>(LowLatencyRow{hidden, 0, format}.scale_words()) / (packed() ? 4 : 1);
   }
   DEEP_EP_HOST_DEVICE int tiles() const { return (rows + kTileRows - 1) / kTileRows; }
   /// The first word of a row.

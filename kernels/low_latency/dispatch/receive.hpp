@@ -189,10 +189,6 @@ struct DispatchReceiver {
     }
     DEEP_EP_DEVICE bool is_line(int i) const { return line(i) < lines; }
     DEEP_EP_DEVICE const Cell& head() const { return this->part[kHead]; }
-    DEEP_EP_DEVICE void next_batch() {
-      first += step * kBatch;
-      this->missing = (1u << kHead) - 1;
-    }
   };
 
   /// The rank to wait for if a row of `source` is missing: by rails the relay of this node that hands it on. A relay
@@ -302,7 +298,8 @@ struct DispatchReceiver {
           }
         });
       }
-      lines.next_batch();
+      lines.first += lines.step * kBatch;
+      lines.missing = (1u << Lines::kHead) - 1;
       if (warp::all(!lines.is_line(0))) break;
     }
     if (relays) return;

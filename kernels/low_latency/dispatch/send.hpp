@@ -279,7 +279,7 @@ struct DispatchSender {
     const std::uint32_t place =
         expert < 0 ? 0 : shared.entries[expert] + static_cast<std::uint32_t>(count_bits(same_expert & below));
     header[row.selection_word(lane)] =
-        LowLatencyRow::pack(expert < 0 ? LowLatencyRow::kNoExpert : static_cast<std::uint32_t>(expert), place);
+        place << 16 | (expert < 0 ? LowLatencyRow::kNoExpert : static_cast<std::uint32_t>(expert));
     if (row.by_rails) header[row.second_word(lane)] = expert < 0 ? 0 : shared.rows[rank];
     if (row.weighted) header[row.second_word(lane)] = bits_of(own_weight);
   }

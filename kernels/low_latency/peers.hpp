@@ -290,7 +290,6 @@ DEEP_EP_DEVICE bool receive_with_masks(const LowLatencyParams& common, LowLatenc
 struct PostedRow {
   int place;            ///< the position of which the peer is told; 0: the peer does not get the row
   Place<std::byte> to;  ///< at the peer
-  int index;            ///< of the staged row
 };
 
 /// One lane to one far rank in one call, by a whole warp. Functions that return bool return false when the rank is to
@@ -325,7 +324,7 @@ class CallPoster {
       while (left != 0) {
         std::uint32_t now = 0;
         const auto some_ready = [&](Poll&) {
-          const bool awaited = (left >> lane_index() & 1) != 0 && !call.is_staged(to, row.index, warps);
+          const bool awaited = (left >> lane_index() & 1) != 0 && !call.is_staged(to, number, warps);
           const std::uint32_t all = warp::ballot(awaited);
           now = all == 0 ? left : left & ((1u << lowest_bit(all)) - 1);
           return now != 0 || may_tell();
@@ -333,7 +332,7 @@ class CallPoster {
         if (!poll_until(some_ready, [&](const Poll&) { return leaves(); })) return;
         if (now != 0) {
           const bool mine_now = (now >> lane_index() & 1) != 0;
-          if (!queue.put(row.to.offset, call.staged_row(to, row.index).offset, call.row_bytes, mine_now)) return;
+          if (!queue.put(row.to.offset, call.staged_row(to, number).offset, call.row_bytes, mine_now)) return;
           untold_ = warp::max(mine_now ? row.place : 0);
           left &= ~now;
         }

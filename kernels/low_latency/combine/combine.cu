@@ -200,7 +200,7 @@ DEEP_EP_DEVICE void post_to(const LowLatencyCombineParams& params, CallPoster<Ca
     }
     if (!mine) return PostedRow{};
     const int token = sums ? row : load_stream(table.token(peer, row));
-    return PostedRow{token + 1, call.row(common.rank, token), row};
+    return PostedRow{token + 1, call.row(common.rank, token)};
   });
   poster.tell_rest();
 }

@@ -49,7 +49,7 @@ DEEP_EP_DEVICE void post_to(const DispatchSender<true>& sender, CallPoster<Dispa
     slots += count_bits(all);
     const Place<std::byte> to =
         call.uses_rails() ? call.relayed_row(call.own_node(), slot) : call.row(common.rank, slot);
-    return PostedRow{mine ? slot + 1 : 0, to, token};
+    return PostedRow{mine ? slot + 1 : 0, to};
   });
 
   // 3. The peer has learned of the counts with the first rows, or does here: also when the call is over for this rank,

@@ -114,7 +114,15 @@ class PortChannel {
     if (!good_) return false;
     flush();
     if (completed_ < ticket) {
-      if (Group::leads()) poll_until(ticket);
+      if (Group::leads()) {
+        const Awaited awaited{pair_.peer, Wanted::rdma_completion, ticket};
+        const bool came = wait_until(ReportLate{wait_}, awaited, [&](Poll& look) {
+          poll();
+          look.seen = completed_;
+          return !good_ || completed_ >= ticket;
+        });
+        good_ = good_ && came;
+      }
       learn();
       Group::sync();  // what the leader acquired, the others may read
     }
@@ -189,16 +197,6 @@ class PortChannel {
     pair_.state->failure = failure.packed();
     report_fault(wait_, FaultKind::rdma_failed, Wanted::rdma_completion, pair_.peer,
                  static_cast<std::int32_t>(failure.packed()), completed - 1, rung_);
-  }
-
-  DEEP_EP_DEVICE void poll_until(std::uint64_t ticket) {
-    const Awaited awaited{pair_.peer, Wanted::rdma_completion, ticket};
-    const bool came = wait_until(ReportLate{wait_}, awaited, [&](Poll& look) {
-      poll();
-      look.seen = completed_;
-      return !good_ || completed_ >= ticket;
-    });
-    good_ = good_ && came;
   }
 
   const RdmaQueuePair& pair_;

@@ -14,11 +14,9 @@ namespace deep_ep::device::low_latency {
 struct Arrivals {
   const LowLatencyDispatchParams& params;
 
-  DEEP_EP_DEVICE bool wanted() const { return params.arrivals != nullptr; }
-
   /// By a whole warp: its part of a row is stored at `places`, lane i's at row `row` of local expert `local`.
   DEEP_EP_DEVICE void tell_stored(std::uint32_t places, int local, int row) const {
-    if (!wanted()) return;
+    if (params.arrivals == nullptr) return;
     warp::sync();  // behind it, what one lane releases are the stores of all
     if ((places >> lane_index() & 1) == 0) return;
     const std::int64_t word = std::int64_t{local} * params.arrival_words + (row >> params.arrival_shift);
@@ -27,7 +25,7 @@ struct Arrivals {
 
   /// By one block, when it has written all counts and synced.
   DEEP_EP_DEVICE void tell_counts() const {
-    if (!wanted()) return;
+    if (params.arrivals == nullptr) return;
     const int words = params.arrival_words;
     block::each(params.num_local_experts * words, [&](int i) {
       const std::int64_t first = std::int64_t{i % words} << params.arrival_shift;
@@ -40,7 +38,7 @@ struct Arrivals {
 
   /// By every warp at its end: if the call has failed, nobody may wait for the rows that will not come.
   DEEP_EP_DEVICE void tell_failure() const {
-    if (!wanted() || !aborted(params.common.wait)) return;
+    if (params.arrivals == nullptr || !aborted(params.common.wait)) return;
     warp::each(params.num_local_experts * params.arrival_words,
                [&](int i) { store_relaxed<Scope::gpu>(params.arrivals + i, kArrivalFailed); });
   }

@@ -191,7 +191,13 @@ struct RowPusher {
   DEEP_EP_DEVICE void load_first(bool shares) {
     while (shares && params.expert_rows << (sharing + 1) <= step() && 1 << sharing < params.num_topk) ++sharing;
     first = load_row(first_item() >> sharing);
-    most = most_rows();
+    const int ranks = params.common.num_ranks;
+    most = lane_index() < ranks ? load_stream(params.table().rows(lane_index())) : 0;  // nothing waits for it yet
+#pragma unroll 1
+    for (int source = lane_index() + kWarpSize; source < ranks; source += kWarpSize) {
+      const std::int32_t rows = load_stream(params.table().rows(source));
+      most = rows > most ? rows : most;
+    }
   }
   /// `push(row, member)` for the group's rows, until it returns false. The group is `member` of those that share the
   /// row.
@@ -226,18 +232,6 @@ struct RowPusher {
  private:
   /// Block by block rather than group by group: with few rows every SM has some.
   DEEP_EP_DEVICE int first_item() const { return group * params.common.working_blocks + block_index(); }
-
-  DEEP_EP_DEVICE std::int32_t most_rows() const {
-    const int ranks = params.common.num_ranks;
-    std::int32_t most =
-        lane_index() < ranks ? load_stream(params.table().rows(lane_index())) : 0;  // nothing waits for it yet
-#pragma unroll 1
-    for (int source = lane_index() + kWarpSize; source < ranks; source += kWarpSize) {
-      const std::int32_t rows = load_stream(params.table().rows(source));
-      most = rows > most ? rows : most;
-    }
-    return most;
-  }
 
   /// Loads what the table says of row number `item`, before it is known whether there is such a row.
   DEEP_EP_DEVICE CombineRow load_row(int item) const {

@@ -233,7 +233,7 @@ SentRows sent_rows(const DispatchArguments& arguments, int num_local_experts, co
 
 std::size_t plan_stages(PipeShape& pipe, int warps, std::size_t row_bytes, std::size_t room, std::size_t before) {
   constexpr int kMost = 8;
-  const auto bytes = [&] { return align_to_line(before) + WarpStages(Carver::without_memory(), warps, pipe).bytes; };
+  const auto bytes = [&] { return align_to_line(before) + WarpStages{Carver::without_memory(), warps, pipe}.bytes; };
   pipe = {kMost, 0};
   const std::size_t of_warp = (room - bytes()) / static_cast<std::size_t>(warps);
   const std::size_t row = align_to_line(row_bytes);
@@ -460,7 +460,7 @@ DispatchResult NormalMode::dispatch(const DispatchArguments& arguments, const Se
   if (!rails() && !fetches) blocks = std::clamp((params.num_tokens + warps - 1) / warps, 1, blocks);
   const std::size_t shared_bytes =
       plan_stages(transfer.pipe, transfer.moving_warps(), shape.row_bytes, runtime.policy().max_shared_bytes,
-                  DispatchShared(Carver::without_memory(), transfer).bytes);
+                  DispatchShared{{Carver::without_memory(), transfer}}.pipes.bytes);
   runtime.launch(kernel, params, {blocks, transfer.warps() * 32, shared_bytes}, scope);
   if (lands) copy_received(params, places, runtime, scope);
   if (!arguments.topk_weights) result.recv_topk_weights.reset();
@@ -533,7 +533,7 @@ CombineResult Buffer::combine(const CombineArguments& arguments, const CallOptio
   const bool cut = !mode.rails() && transfer.num_tokens <= transfer.local.slots;
   const int many = kTokensOfWarp * blocks * transfer.first_warps;
   params.parts_per_token = !cut || transfer.num_tokens >= many ? 1 : 2 * transfer.num_tokens >= many ? 2 : 4;
-  const std::size_t shared_bytes = NormalCombineShared(Carver::without_memory(), transfer).bytes;
+  const std::size_t shared_bytes = NormalCombineShared{Carver::without_memory(), transfer}.bytes;
   in->launch(kernel, params, {blocks, transfer.warps() * 32, shared_bytes}, scope);
   result.event = scope.finish();
   return result;

@@ -16,11 +16,8 @@ struct Place {
   DEEP_EP_HOST_DEVICE T* in(std::byte* heap) const { return reinterpret_cast<T*>(heap + offset); }
 };
 
-/// Lays parts of memory out one after the other, from an address as aligned as any of them. A layout struct takes its
-/// parts in order:
-///
-///   explicit Shared(Carver carver, int num_ranks)
-///       : scratch(carver.take<std::int32_t>()), peers(carver.take<Peer>(num_ranks)), bytes(carver.bytes()) {}
+/// Lays parts of memory out one after the other, from an address as aligned as any of them. A layout struct begins with
+/// a Carver, and takes each part where it declares it.
 class Carver {
  public:
   DEEP_EP_HOST_DEVICE constexpr explicit Carver(std::byte* memory) : memory_(memory) {}

@@ -96,16 +96,13 @@ struct RowPipe {
 
 /// Shared memory of a block whose warps have a pipeline each, and nothing else.
 struct WarpStages {
-  device::Mbarrier* barriers;  ///< [warps * stages]
-  std::byte* memory;           ///< [warps * stages] of stage_bytes
-  PipeShape shape;             ///< of each
-  std::size_t bytes;
-
-  DEEP_EP_HOST_DEVICE WarpStages(Carver carver, int warps, const PipeShape& of_warp)
-      : barriers(carver.take<device::Mbarrier>(static_cast<std::size_t>(warps * of_warp.stages), kLine)),
-        memory(carver.take<std::byte>(static_cast<std::size_t>(warps * of_warp.stages) * of_warp.stage_bytes, kLine)),
-        shape(of_warp),
-        bytes(carver.bytes()) {}
+  Carver carver;
+  int warps;
+  PipeShape shape;  ///< of each
+  std::size_t stages = warps * shape.stages;
+  device::Mbarrier* barriers = carver.take<device::Mbarrier>(stages, kLine);
+  std::byte* memory = carver.take<std::byte>(stages * shape.stage_bytes, kLine);
+  std::size_t bytes = carver.bytes();
 
   DEEP_EP_DEVICE device::RowPipe pipe(int warp) const {
     const int first = warp * shape.stages;

@@ -28,7 +28,7 @@ DEEP_EP_DEVICE bool meet_and_push(const ElasticCombineParams& params, const Elas
 
 DEEP_EP_DEVICE void combine_elastic_body(const ElasticCombineParams& params, std::byte* memory) {
   const IntranodeParams& common = params.common;
-  const ElasticCombineShared shared(Carver(memory), common.num_ranks);
+  const ElasticCombineShared shared{Carver(memory), common.num_ranks};
   block::each(ElasticCombineShared::kMostShared, [&](int team) { shared.arrived[team] = 0; });
   block::each(common.num_ranks, [&](int rank) {
     const std::int32_t end = load_weak(params.source_ends + rank);

@@ -137,7 +137,7 @@ DEEP_EP_DEVICE void end_dispatch(const ElasticDispatchParams& params, const Call
 
 DEEP_EP_DEVICE void dispatch_elastic_body(const ElasticDispatchParams& params, std::byte* memory) {
   const IntranodeParams& common = params.common;
-  const WarpStages shared(Carver(memory), params.sending_warps, params.pipe);
+  const WarpStages shared{Carver(memory), params.sending_warps, params.pipe};
   ElasticSender sender{params, shared.pipe(warp_index() < params.sending_warps ? warp_index() : 0)};
   const std::uint64_t epoch = common.state->dispatch.epoch();
   const bool may_begin = !aborted(common.wait);

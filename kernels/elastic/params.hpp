@@ -12,14 +12,11 @@ namespace deep_ep {
 struct ElasticCombineShared {
   static constexpr int kMostShared = 8;  ///< rows that the warps of a block, 16 at most, share, two or more each
 
-  std::int32_t* source_ends;  ///< [num_ranks], of rows that the metadata has
-  std::uint32_t* arrived;     ///< [kMostShared]: warps that have stored their share of a row
-  std::size_t bytes;
-
-  DEEP_EP_HOST_DEVICE ElasticCombineShared(Carver carver, int num_ranks)
-      : source_ends(carver.take<std::int32_t>(static_cast<std::size_t>(num_ranks))),
-        arrived(carver.take<std::uint32_t>(kMostShared)),
-        bytes(carver.bytes()) {}
+  Carver carver;
+  int num_ranks;
+  std::int32_t* source_ends = carver.take<std::int32_t>(num_ranks);  ///< of rows that the metadata has
+  std::uint32_t* arrived = carver.take<std::uint32_t>(kMostShared);  ///< warps that have stored their share of a row
+  std::size_t bytes = carver.bytes();
 };
 
 struct ElasticCombineParams {

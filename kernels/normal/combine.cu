@@ -349,7 +349,7 @@ DEEP_EP_DEVICE void combine_body(const CombineParams& params, std::byte* memory)
   const TransferParams& transfer = params.transfer;
   const NormalParams& common = transfer.common;
   decltype(auto) grid = grid_of<kRails>(common);
-  const NormalCombineShared shared(Carver(memory), transfer);
+  const NormalCombineShared shared{Carver(memory), transfer};
   // Loaded while the block finds out which call it is.
   const RowsWithPeer with_first(transfer, grid.first_of_node(), thread_index() < grid.width ? thread_index() : 0,
                                 grid.index());

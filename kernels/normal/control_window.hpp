@@ -53,18 +53,13 @@ struct OneNode {
 
 /// A source's counts of its tokens, as a message to one rank.
 struct SourceCounts {
-  CallShape* shape;
-  std::int32_t* tokens_for_node;    ///< between nodes: for the rank's node
-  std::int32_t* tokens_per_rank;    ///< [ranks of the node]
-  std::int32_t* tokens_per_expert;  ///< [experts of the rank]: entries that name each expert
-  std::size_t bytes;
-
-  DEEP_EP_HOST_DEVICE SourceCounts(Carver carver, int width, int experts)
-      : shape(carver.take<CallShape>()),
-        tokens_for_node(carver.take<std::int32_t>()),
-        tokens_per_rank(carver.take<std::int32_t>(static_cast<std::size_t>(width))),
-        tokens_per_expert(carver.take<std::int32_t>(static_cast<std::size_t>(experts), kLine)),
-        bytes(align_to_line(carver.bytes())) {}
+  Carver carver;
+  int width, experts;  ///< ranks of the node, experts of the rank
+  CallShape* shape = carver.take<CallShape>();
+  std::int32_t* tokens_for_node = carver.take<std::int32_t>();  ///< between nodes: for the rank's node
+  std::int32_t* tokens_per_rank = carver.take<std::int32_t>(width);
+  std::int32_t* tokens_per_expert = carver.take<std::int32_t>(experts, kLine);  ///< entries that name each expert
+  std::size_t bytes = align_to_line(carver.bytes());
 };
 
 /// Plain signals, one per source and purpose.
@@ -100,7 +95,7 @@ class ControlWindow {
     Carver carver = Carver::without_memory();
     mailboxes_ = carver.place<Mailbox>(2 * static_cast<std::size_t>(MeetingKind::count) * ranks);
     signals_ = carver.place<Line>(static_cast<std::size_t>(IntranodeSignal::count) * ranks);
-    counts_bytes_ = SourceCounts(Carver::without_memory(), width_, max_local_experts_).bytes;
+    counts_bytes_ = SourceCounts{Carver::without_memory(), width_, max_local_experts_}.bytes;
     counts_ = carver.place<std::byte>(5 * ranks * counts_bytes_, kLine);
     const auto place_words = [&](int slots) {
       const std::size_t words = ranks * static_cast<std::size_t>(slots);

@@ -474,7 +474,7 @@ template <bool kRails>
 DEEP_EP_DEVICE void dispatch_body(const DispatchParams& params, std::byte* memory) {
   const TransferParams& transfer = params.transfer;
   const NormalParams& common = transfer.common;
-  const DispatchShared shared(Carver(memory), transfer);
+  const DispatchShared shared{{Carver(memory), transfer}};
   // When notify found that the ranks disagree, no rank sends anything.
   const Call call = Call::begin(kRails ? common.state->transfer : common.state->dispatch, common.wait);
   decltype(auto) grid = grid_of<kRails>(common);

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <utility>
 
 #include "kernels/common/call.hpp"
 #include "kernels/common/faults.hpp"
@@ -162,25 +161,21 @@ struct RailPairs {
 /// Shared memory of a block that moves rows. `Rank`: what the block knows of a rank of its node.
 template <class Rank>
 struct TransferShared {
-  Rank* ranks;               ///< [width]
-  std::int32_t* first_rows;  ///< [nodes, width]: of the rows of a rank of this node, the first of our rail in a node
-  std::int32_t* local_rows;  ///< [local rings]: rows of this rank in each, if other ranks do not reach them
-  int served;                ///< other nodes, or local rings if these are more
-  std::int32_t* next;        ///< [moving and local warps][served]
-  RailPairs* pairs;          ///< [posters]
-  std::size_t bytes;
+  Carver carver;
+  const TransferParams& params;
+  Rank* ranks = carver.take<Rank>(params.common.grid.width, kLine);
+  /// [nodes, width]: of the rows of a rank of this node, the first of our rail in a node.
+  std::int32_t* first_rows = carver.take<std::int32_t>(params.common.num_ranks);
+  int local_rings = params.local_warps == 0 ? 0 : params.common.num_ranks;  ///< at most
+  /// Rows of this rank in each local ring, if other ranks do not reach them.
+  std::int32_t* local_rows = carver.take<std::int32_t>(local_rings);
+  int others = params.common.grid.others();
+  int served = others < local_rings ? local_rings : others;  ///< by a warp
+  /// [moving and local warps][served].
+  std::int32_t* next = carver.take<std::int32_t>((params.moving_warps() + params.local_warps) * served);
+  RailPairs* pairs = carver.take<RailPairs>(params.posters, kLine);
+  std::size_t bytes = carver.bytes();
 
-  DEEP_EP_HOST_DEVICE TransferShared(Carver&& carver, const TransferParams& params)
-      : ranks(carver.take<Rank>(static_cast<std::size_t>(params.common.grid.width), kLine)),
-        first_rows(carver.take<std::int32_t>(static_cast<std::size_t>(params.common.num_ranks))) {
-    const int local_rings = params.local_warps == 0 ? 0 : params.common.num_ranks;  // at most
-    const int others = params.common.grid.others();
-    local_rows = carver.take<std::int32_t>(static_cast<std::size_t>(local_rings));
-    served = others < local_rings ? local_rings : others;
-    next = carver.take<std::int32_t>(static_cast<std::size_t>((params.moving_warps() + params.local_warps) * served));
-    pairs = carver.take<RailPairs>(static_cast<std::size_t>(params.posters), kLine);
-    bytes = carver.bytes();
-  }
   DEEP_EP_DEVICE std::int32_t* next_of_warp() const { return next + device::warp_index() * served; }
 };
 
@@ -192,12 +187,7 @@ struct NodeTarget {
 };
 
 struct DispatchShared : TransferShared<NodeTarget> {
-  WarpStages pipes;  ///< of the moving warps
-
-  DEEP_EP_HOST_DEVICE DispatchShared(Carver carver, const TransferParams& params)
-      : TransferShared(std::move(carver), params), pipes(carver, params.moving_warps(), params.pipe) {
-    bytes = pipes.bytes;
-  }
+  WarpStages pipes{carver, params.moving_warps(), params.pipe};  ///< of the moving warps
 };
 
 /// A slot of a ring in dispatch: the row, and all that the rank behind it needs to put it into place.

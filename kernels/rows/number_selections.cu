@@ -26,7 +26,7 @@ DEEP_EP_DEVICE void number_selections_body(const NumberRowsParams& params, std::
   // Nothing is known of the rows of a call that has failed.
   if (aborted(params.wait)) return;
   const NumberingParams& numbers = params.numbers;
-  const NumberingShared shared(Carver(memory), numbers, ReceivedTokens::kOfAllRanks);
+  const NumberingShared shared{Carver(memory), numbers, ReceivedTokens::kOfAllRanks};
   block::each(numbers.num_ranks, [&](int source) {
     // Of rows that had no room nothing is known but their number, and nothing of theirs may be looked for.
     const std::int64_t end = load_weak(params.ends + source * params.ends_stride);

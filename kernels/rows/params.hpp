@@ -99,24 +99,19 @@ struct NumberRowsParams {
 };
 
 struct NumberingShared {
-  std::int32_t* next;         ///< [warps, columns]: what the warp counts, then the next one that it meets
-  std::int32_t* before;       ///< [columns]: what earlier blocks have counted
-  std::int32_t* totals;       ///< [columns]
-  std::int32_t* starts;       ///< [columns]: the first row
-  std::int32_t* source_ends;  ///< [num_ranks]
-  std::uint64_t* few;         ///< [num_ranks, few / 4]: experts, of 16 bits, -1 for none
-  std::size_t bytes;
-
-  DEEP_EP_HOST_DEVICE NumberingShared(Carver carver, const NumberingParams& params, bool of_all_ranks) {
-    const auto columns = static_cast<std::size_t>(params.columns(of_all_ranks));
-    next = carver.take<std::int32_t>(static_cast<std::size_t>(params.warps) * columns);
-    before = carver.take<std::int32_t>(columns);
-    totals = carver.take<std::int32_t>(columns);
-    starts = carver.take<std::int32_t>(columns);
-    source_ends = carver.take<std::int32_t>(static_cast<std::size_t>(params.num_ranks));
-    few = carver.take<std::uint64_t>(static_cast<std::size_t>(params.num_ranks * params.few / 4));
-    bytes = carver.bytes();
-  }
+  Carver carver;
+  const NumberingParams& params;
+  bool of_all_ranks;
+  int columns = params.columns(of_all_ranks);
+  /// [warps, columns]: what the warp counts, then the next one that it meets.
+  std::int32_t* next = carver.take<std::int32_t>(params.warps * columns);
+  std::int32_t* before = carver.take<std::int32_t>(columns);  ///< what earlier blocks have counted
+  std::int32_t* totals = carver.take<std::int32_t>(columns);
+  std::int32_t* starts = carver.take<std::int32_t>(columns);  ///< the first row
+  std::int32_t* source_ends = carver.take<std::int32_t>(params.num_ranks);
+  /// [num_ranks, few / 4]: experts, of 16 bits, -1 for none.
+  std::uint64_t* few = carver.take<std::uint64_t>(params.num_ranks * params.few / 4);
+  std::size_t bytes = carver.bytes();
 };
 
 /// Words that belong to rows and keep their order; `to` nullptr: there are none.

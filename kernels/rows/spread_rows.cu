@@ -142,7 +142,7 @@ DEEP_EP_DEVICE void spread_rows_body(const SpreadRowsParams& params, std::byte* 
   const std::int64_t warps = std::int64_t{grid_blocks()} * block_warps();
   // Neighbours in order are in different blocks, so that a few rows keep all multiprocessors busy, too.
   const std::int64_t warp = std::int64_t{warp_index()} * grid_blocks() + block_index();
-  const WarpStages shared(Carver(memory), block_warps(), params.pipe);
+  const WarpStages shared{Carver(memory), block_warps(), params.pipe};
   RowSpreader spreader{params, shared.pipe(warp_index()), 0, warps};
   // A few rows take as long as the memory does, so that all loads that need no other's result are under way at once.
   const std::int32_t num_valid = load_weak(params.metadata.num_valid);

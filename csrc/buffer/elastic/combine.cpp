@@ -92,7 +92,7 @@ LaunchShape plan(ElasticCombineParams& params, int max_tokens, int num_sms, cons
   const int wanted = tokens >= adders ? of_many : std::max(2, adders / std::max(1, tokens));
   params.parts_per_token = std::clamp(wanted, 1, pieces);
   return {blocks + adding_blocks, warps * 32,
-          ElasticCombineShared(Carver::without_memory(), runtime.num_ranks()).bytes};
+          ElasticCombineShared{Carver::without_memory(), runtime.num_ranks()}.bytes};
 }
 
 // By a dispatch back.

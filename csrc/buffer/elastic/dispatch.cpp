@@ -60,7 +60,7 @@ std::size_t plan_numbering(NumberingParams& params, const ElasticDispatchArgumen
   params.blocks = static_cast<int>(std::clamp<std::int64_t>(useful, 1, most_blocks));
   params.warps = warps;
   const std::size_t room = runtime.policy().max_shared_bytes;
-  const auto bytes = [&] { return NumberingShared(Carver::without_memory(), params, of_all_ranks).bytes; };
+  const auto bytes = [&] { return NumberingShared{Carver::without_memory(), params, of_all_ranks}.bytes; };
   while (params.warps > 1 && bytes() > room) --params.warps;
   params.all_warps = params.blocks * params.warps;
   if (bytes() <= room) return bytes();

@@ -32,7 +32,6 @@
   KERNEL(masks_low_latency,                        LowLatencyMasksParams,     128) \
   KERNEL(number_selections,                        NumberRowsParams,          512) \
   KERNEL(spread_rows,                              SpreadRowsParams,          256) \
-  KERNEL(find_returned_rows,                       SumRowsParams,             256) \
   KERNEL(sum_rows,                                 SumRowsParams,             256) \
   KERNEL(nic_test,                                 NicTestParams,             512) \
   KERNEL(simulated_nic,                            SimulatedNicParams,        640)

@@ -30,7 +30,6 @@ struct RowMetadata {
   }
 };
 
-/// Of sum_rows, and of find_returned_rows before it if rows came back to this rank.
 struct SumRowsParams {
   const std::byte* rows;  ///< [num_rows] of bfloat16
   std::int64_t num_rows;
@@ -38,7 +37,7 @@ struct SumRowsParams {
   /// each: token * num_topk + selection, then weights; and there is a sum for each token.
   RowMetadata metadata;
   const std::byte* bias[2];
-  std::byte* sums;          ///< out; nullptr: rows go back as they are
+  std::byte* sums;          ///< out; nullptr: rows go back as they are, or row_of is to be found first
   std::uint32_t row_bytes;  ///< multiple of 16
   Divisor pieces;           ///< of a row that is added, by different warps; 1 without sums
   bool each_selection;      ///< each selection's row goes back; else one for each received row
@@ -51,7 +50,7 @@ struct SumRowsParams {
   std::uint8_t* is_token_in_rank;  ///< out, of each, [num_ranks]; 0 before
 
   // Of rows that came back.
-  std::int32_t* row_of;  ///< [num_tokens, num_topk]: what the first kernel tells the second; nullptr: none came back
+  std::int32_t* row_of;  ///< [num_tokens, num_topk]: what the first launch tells the second; nullptr: none came back
   TopkIndices topk_idx;  ///< [num_tokens, num_topk]
   std::int64_t num_tokens;
   Divisor num_experts;    ///< of each rank

@@ -8,6 +8,17 @@
 
 namespace deep_ep::device {
 
+/// Which row came back for each selection: rows say it themselves. What no row speaks of is left as it is, so the sums
+/// ask the row again.
+DEEP_EP_DEVICE void find_returned_rows(const SumRowsParams& params) {
+  const std::int64_t rows = params.metadata.valid(), selections = params.num_tokens * params.metadata.num_topk;
+  const std::int64_t threads = std::int64_t{grid_blocks()} * block_threads();
+  for (std::int64_t row = std::int64_t{block_index()} * block_threads() + thread_index(); row < rows; row += threads) {
+    const std::int64_t id = load_weak(params.metadata.row(row));
+    if (id >= 0 && id < selections) params.row_of[id] = static_cast<std::int32_t>(row);
+  }
+}
+
 /// By a whole warp: the row that came back for each lane's selection of `token`, -1 for none; and the token's weights.
 DEEP_EP_DEVICE std::int64_t returned_row(const SumRowsParams& params, std::int64_t num_rows, std::int64_t token,
                                          bool with_weights) {
@@ -92,6 +103,7 @@ DEEP_EP_DEVICE void sum_piece(const SumRowsParams& params, std::int64_t num_rows
 
 DEEP_EP_DEVICE void sum_rows_body(const SumRowsParams& params, std::byte* /*shared*/) {
   const bool returned = params.row_of != nullptr;
+  if (returned && params.sums == nullptr) return find_returned_rows(params);
   const std::int64_t valid = params.metadata.valid();
   const std::int64_t sums = returned ? params.num_tokens : valid, num_rows = returned ? valid : params.num_rows;
   const auto units = static_cast<int>(sums * params.pieces);

@@ -251,8 +251,7 @@ def profile_of(call, calls=2, barrier=(), other="gemm"):
 
 BARRIER = (("notify", 7), ("dispatch", 7))
 DISPATCH = [("layout", 1), ("notify", 2), ("dispatch", 30), ("number_selections", 3), ("spread_rows", 4)]
-COMBINE = [("sum_rows", 5), ("notify", 2), ("dispatch", 40), ("find_returned_rows", 2),
-           ("sum_rows", 6)]  # fmt: skip
+COMBINE = [("sum_rows", 5), ("notify", 2), ("dispatch", 40), ("sum_rows", 2), ("sum_rows", 6)]
 
 
 @pytest.mark.parametrize("call, journey, epilogue", [

@@ -181,10 +181,10 @@ CombineResult sum_returned(const ElasticReturn& back, const Runtime& runtime, co
   params.num_experts = arguments.num_experts / runtime.num_ranks();
   params.num_ranks = runtime.num_ranks();
   params.each_selection = arguments.each_selection;
+  params.pieces = pieces_of(params.row_bytes);
+  if (tokens != 0) launch(choices::sum_rows, params, (params.num_rows + 31) / 32, runtime, scope);
   CombineResult result =
       make_sums(back.rows.view(), tokens, arguments.topk_weights ? topk : 0, &params.sums, &params.weights, scope);
-  if (tokens != 0) launch(choices::find_returned_rows, params, (params.num_rows + 31) / 32, runtime, scope);
-  params.pieces = pieces_of(params.row_bytes);
   launch(choices::sum_rows, params, tokens * params.pieces, runtime, scope);
   return result;
 }

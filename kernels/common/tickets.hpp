@@ -56,6 +56,19 @@ struct Turns {
     turn = following;
     following = given + warp::shuffle(piece, 0);
   }
+  /// `work(known, next)` for each piece until that is false: what `look(turn)` has found out about the piece, `known`
+  /// for the first one, and about the one behind, which is drawn and looked up meanwhile. False if it was.
+  template <class Known, class Look, class Work>
+  DEEP_EP_DEVICE bool each(Known known, Look look, Work work) {
+    while (!over()) {
+      const std::uint32_t piece = draw();
+      const Known next = look(following);
+      if (!work(known, next)) return false;
+      advance(piece);
+      known = next;
+    }
+    return true;
+  }
 
  private:
   DEEP_EP_DEVICE std::uint32_t draw_piece() const { return lane_index() == 0 ? count_up(drawn) : 0; }

@@ -134,19 +134,14 @@ struct ElasticAdder {
     Turns turns = share_out();
     const auto token_at = [&](std::uint32_t at) { return params.window.first_token + static_cast<int>(at) / parts; };
     const auto look = [&](std::uint32_t at) { return at < turns.end ? selections_of(token_at(at)) : Selections{}; };
-    Selections selections = look(turns.turn);
-    while (!turns.over()) {
-      // Neither of these is needed before this part is done.
-      const std::uint32_t drawn = turns.draw();
-      const Selections next = look(turns.following);
+    turns.each(look(turns.turn), look, [&](const Selections& selections, const Selections&) {
       const Token token = token_of(token_at(turns.turn), selections);
       const int part = static_cast<int>(turns.turn) % parts;
       const std::uint64_t own = token.own.find(params, share_of(part));  // prefetched while the others' rows arrive
-      if (!await(token)) return;
+      if (!await(token)) return false;
       add(token, own, part);
-      turns.advance(drawn);
-      selections = next;
-    }
+      return true;
+    });
   }
 };
 

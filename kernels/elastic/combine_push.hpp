@@ -97,15 +97,9 @@ struct ElasticPusher {
 
   /// Pushes rows until none is left. A warp loads the next row's metadata while it sums this row.
   DEEP_EP_DEVICE void push_all() {
-    ReceivedRow row = load(turns.turn);
-    while (!turns.over()) {
-      // Neither of these is needed before this row is done.
-      const std::uint32_t drawn = turns.draw();
-      const ReceivedRow next_row = load(turns.following);
-      push(row);
-      turns.advance(drawn);
-      row = next_row;
-    }
+    turns.each(
+        load(turns.turn), [&](std::uint32_t turn) { return load(turn); },
+        [&](const ReceivedRow& row, const ReceivedRow&) { return push(row), true; });
   }
 
   /// By a whole warp: its share of the row, if that belongs to a token of this pass at another rank.

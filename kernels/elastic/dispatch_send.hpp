@@ -96,15 +96,13 @@ struct ElasticSender {
   /// By all warps of a block that sends. Each block adds its part to the words of this rank's rows, so none waits for
   /// another.
   DEEP_EP_DEVICE void send() {
-#pragma unroll 1
-    for (Unit unit = ahead; !turns.over();) {
-      const std::uint32_t drawn = turns.draw();  // needed when this row is on its way
-      const Unit next = unit_of(turns.following);
-      send(unit, next);
-      store_beside(unit);
-      turns.advance(drawn);
-      unit = next;
-    }
+    turns.each(
+        ahead, [&](std::uint32_t turn) { return unit_of(turn); },
+        [&](const Unit& unit, const Unit& next) {
+          send(unit, next);
+          store_beside(unit);
+          return true;
+        });
     pipe.drop();
     bulk::fence_global();
     block::sync();  // all stores of the block are complete

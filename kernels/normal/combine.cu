@@ -284,19 +284,13 @@ struct Combine : Transfer {
     const int warps = grid_blocks() * transfer.first_warps;
     Turns turns = helps ? Turns::of_late_warp(drawn_parts, end, warps)
                         : Turns::of_warp(drawn_parts, end, warps, number_in_grid(warp_index()));
-    std::int32_t place = place_of(turns.turn);
-    while (!turns.over()) {
-      // Nobody looks at these two before this part is done.
-      const std::uint32_t drawn = turns.draw();
-      const std::int32_t place_next = place_of(turns.following);
+    return turns.each(place_of(turns.turn), place_of, [&](std::int32_t place, std::int32_t) {
       const Token token{token_of(turns.turn), place};
       if (!await(token, known)) return false;
       add(token, static_cast<int>(turns.turn) % parts);
       give_back(token);
-      turns.advance(drawn);
-      place = place_next;
-    }
-    return true;
+      return true;
+    });
   }
 
   // 4. The pushing warps, on a rank whose rows the others do not read. They push rows in the order in which these add

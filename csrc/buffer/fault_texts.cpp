@@ -32,8 +32,8 @@ constexpr std::array<const char*, CallShape::kWords> kShapeFields = {
     "topk_weights",
 };
 
-/// See RowField.
-constexpr std::array<const char*, 5> kRowFields = {
+/// See kAgreedRowsToPeer.
+constexpr std::array<const char*, kAgreedRowsToPeer> kRowFields = {
     "bytes of a row of x", "number of scales of a row", "top-k", "maximum of tokens of a rank",
     "kind (1 with weights, plus 2 with one rounding for all rows; of a dispatch 1 with a handle)"};
 
@@ -104,8 +104,8 @@ std::string describe_kind(const FaultRecord& fault, int rank) {
     return fmt::format("rank {} received {} rows but num_worst_tokens leaves room for {}; the rows beyond are lost",
                        rank, fault.expected, fault.seen);
   }
-  if (fault.wanted == Wanted::combine_addresses && fault.field >= static_cast<int>(RowField::rows_to_peer)) {
-    const bool to_peer = fault.field == static_cast<int>(RowField::rows_to_peer);
+  if (fault.wanted == Wanted::combine_addresses && fault.field >= kAgreedRowsToPeer) {
+    const bool to_peer = fault.field == kAgreedRowsToPeer;
     return fmt::format(
         "combine: rank {} has sent {} rows to rank {} by the handle of rank {}, but {} by the handle of rank {}: the "
         "handles are of different dispatches",

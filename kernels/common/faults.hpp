@@ -50,7 +50,7 @@ struct FaultRecord {
   FaultKind kind;
   Wanted wanted;
   std::int32_t peer;       ///< the rank waited for, or the one that disagrees
-  std::int32_t field;      ///< mismatch: which word of the CallShape, or which RowField; timeout: how many time-outs it
+  std::int32_t field;      ///< mismatch: which word of the CallShape, or of `agreed`; timeout: how many time-outs it
                            ///< waited, 0 is one; rdma_failed: an RdmaFailure
   std::uint64_t expected;  ///< timeout: signal value; mismatch: ours; overflow: rows that came; rdma_failed: index of
                            ///< the work-queue entry, if `seen` is not 0

@@ -33,17 +33,11 @@ struct alignas(kLine) Mailbox {
   Cell cells[kLine / sizeof(Cell)];
 };
 
-/// What must agree between ranks that meet, in the order of the words `agreed` of their messages.
-enum class RowField : int {
-  row_bytes,
-  num_scales,
-  num_topk,
-  max_tokens,
-  kind,  ///< a number made of all else: of combine in the elastic interface 1 with weights, plus 2 if each selection's
-         ///< row travels; of dispatch 1 if a handle says where rows go
-  rows_to_peer,  ///< as the handle has it; so is the next one
-  rows_from_peer
-};
+/// Which of the words `agreed` of ranks that meet is the number of rows to a peer, as the handle has it; behind it are
+/// those from the peer. Before it: bytes of a row, number of scales, top-k, maximum of tokens, and a number made of all
+/// else (of combine in the elastic interface 1 with weights, plus 2 if each selection's row travels; of dispatch 1 if a
+/// handle says where rows go).
+constexpr int kAgreedRowsToPeer = 5;
 
 /// The places of a rank's rows of a combine: offsets in its heap.
 struct CombineAddresses {

@@ -71,7 +71,7 @@ struct DispatchAddresses {
   RowTargets rows;         ///< as offsets in its heap
   std::int32_t capacity;   ///< rows it has room for in all
   std::int32_t by_ring;    ///< there are no offsets: rows go through the local rings (LocalRings)
-  std::int32_t agreed[3];  ///< see RowField; also where no counts are exchanged (cached calls)
+  std::int32_t agreed[3];  ///< see kAgreedRowsToPeer; also where no counts are exchanged (cached calls)
 };
 
 /// By all threads of the grid: rows from `received` to `end`, which nothing fills, have no experts. There are some with

@@ -10,7 +10,7 @@
 
 namespace deep_ep::device {
 
-/// What must be equal on all ranks for windows to be laid out alike: see RowField.
+/// What must be equal on all ranks for windows to be laid out alike: see kAgreedRowsToPeer.
 DEEP_EP_DEVICE Arrival arrival(const ElasticCombineParams& params) {
   const int kind = (params.weighted ? 1 : 0) + (params.each_selection ? 2 : 0);
   return {{static_cast<std::int32_t>(params.row_bytes), 0, params.num_topk, params.window.max_tokens, kind}};

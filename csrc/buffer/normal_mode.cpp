@@ -113,7 +113,7 @@ void copy_received(const DispatchParams& sent, const RowTargets& to, const Runti
   };
   params.kept[0] = words(to.src_idx, from.src_idx, sizeof(std::int32_t));
   params.kept[1] = words(to.topk_idx, from.topk_idx, shape.topk_idx_bytes());
-  params.kept[2] = words(to.topk_weights, from.topk_weights, shape.topk_weight_bytes());
+  params.kept[2] = words(to.topk_weights, from.topk_weights, static_cast<std::uint32_t>(shape.num_topk) * 4);
   spread_rows(params, runtime.executor()->policy(), runtime, scope);
 }
 

@@ -18,11 +18,9 @@ struct RowShape {
   std::int32_t num_topk;
   bool topk_idx_is_64_bit;
 
-  DEEP_EP_HOST_DEVICE std::uint32_t scale_bytes() const { return static_cast<std::uint32_t>(num_scales) * 4; }
   DEEP_EP_HOST_DEVICE std::uint32_t topk_idx_bytes() const {
     return static_cast<std::uint32_t>(num_topk) * (topk_idx_is_64_bit ? 8 : 4);
   }
-  DEEP_EP_HOST_DEVICE std::uint32_t topk_weight_bytes() const { return static_cast<std::uint32_t>(num_topk) * 4; }
 };
 
 /// The memory for a rank's rows: in the heap (final place or window), or its own, for rows that are copied from rings

@@ -30,8 +30,6 @@ struct NodeGrid {
   DEEP_EP_HOST_DEVICE int others() const { return nodes() - 1; }
   DEEP_EP_HOST_DEVICE int other(int number) const { return around(node() + 1 + number); }
   DEEP_EP_HOST_DEVICE int number_of(int other) const { return around(other - node() - 1 + nodes()); }
-  /// The number that this node has at node `other`.
-  DEEP_EP_HOST_DEVICE int number_at(int other) const { return around(node() - other - 1 + nodes()); }
 
   /// `node`, below twice as many as there are, modulo the nodes.
   DEEP_EP_HOST_DEVICE int around(int node) const {
@@ -85,11 +83,7 @@ class ControlWindow {
   ControlWindow() = default;
   /// `max_window_tokens`: rows of a source that fit the window for pushed rows at once; each has a word.
   ControlWindow(const NodeGrid& grid, int max_local_experts, int max_window_tokens)
-      : num_ranks_(grid.num_ranks),
-        nodes_(grid.nodes()),
-        width_(grid.width),
-        max_local_experts_(max_local_experts),
-        max_window_tokens_(max_window_tokens) {
+      : num_ranks_(grid.num_ranks), nodes_(grid.nodes()), width_(grid.width), max_local_experts_(max_local_experts) {
     const auto ranks = static_cast<std::size_t>(num_ranks_);
     const auto nodes = static_cast<std::size_t>(nodes_ == 1 ? 0 : nodes_);
     Carver carver = Carver::without_memory();
@@ -110,7 +104,7 @@ class ControlWindow {
   }
 
   std::size_t bytes() const { return bytes_; }
-  int max_window_tokens() const { return max_window_tokens_; }
+  int max_window_tokens() const { return pushed_rows_.slots; }
   /// Room for what all sources tell of so many selections in a dispatch of the second interface: twice, by the epoch's
   /// parity.
   static constexpr int kFewSelections = 16384;
@@ -132,7 +126,7 @@ class ControlWindow {
   /// The counts of `source` in call `epoch`. Two in turn: a source may be one call ahead, never two.
   DEEP_EP_DEVICE Place<std::byte> counts(std::uint64_t epoch, int source) const { return counts_at(epoch & 1, source); }
   DEEP_EP_DEVICE std::uint64_t* pushed_flag(std::byte* heap, int source, int slot) const {
-    return pushed_rows_.published.in(heap) + (std::int64_t{source} * max_window_tokens_ + slot);
+    return pushed_rows_.published.in(heap) + (std::int64_t{source} * pushed_rows_.slots + slot);
   }
 
   // Written by this rank's rail in node `node`.
@@ -169,7 +163,7 @@ class ControlWindow {
     return {counts_ + (table * static_cast<std::size_t>(num_ranks_) + static_cast<std::size_t>(rank)) * counts_bytes_};
   }
 
-  int num_ranks_ = 0, nodes_ = 0, width_ = 0, max_local_experts_ = 0, max_window_tokens_ = 0;
+  int num_ranks_ = 0, nodes_ = 0, width_ = 0, max_local_experts_ = 0;
   std::size_t mailboxes_ = 0, signals_ = 0, counts_ = 0, counts_bytes_ = 0, few_selections_ = 0, bytes_ = 0;
   std::size_t rail_words_ = 0, landed_ = 0;
   RingWords fetched_rows_{}, pushed_rows_{};

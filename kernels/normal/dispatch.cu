@@ -339,14 +339,6 @@ struct Dispatch : Transfer {
     return {rings().landing(number, row).in(own_heap()), params.rows};
   }
 
-  /// For combine: where row number `relayed` of those that came from other nodes has gone: its numbers there.
-  DEEP_EP_DEVICE void note_places(const SlotRow& row, std::int64_t relayed) const {
-    if (!params.send_src_idx || relayed >= transfer.relay_rows_room) return;
-    for (int index = lane_index(); index < grid().width; index += kWarpSize) {
-      transfer.relay_rows[relayed * grid().width + index] = number_at(row, index);
-    }
-  }
-
   DEEP_EP_DEVICE bool forward(int number, int at) {
     bulk::fence_global();  // the row has landed: bulk loads may read it
     pipe.begin(slot(number, at).at, params.rows.row_bytes);
@@ -359,7 +351,11 @@ struct Dispatch : Transfer {
       pipe.drop();
     } else {
       HeldRow held = hold(SlotRow{slot(number, at), grid().other(number)});
-      note_places(held.row, relayed(transfer.counts.from_node, number, at));
+      // For combine: where this one of the rows that came from other nodes has gone: its numbers there.
+      const std::int64_t noted = params.send_src_idx ? relayed(transfer.counts.from_node, number, at) : INT64_MAX;
+      for (int index = lane_index(); noted < transfer.relay_rows_room && index < grid().width; index += kWarpSize) {
+        transfer.relay_rows[noted * grid().width + index] = number_at(held.row, index);
+      }
       const auto no_row = []() -> const std::byte* { return nullptr; };
       if (!spread(held, no_row, [] { return true; })) return false;
     }
@@ -454,19 +450,17 @@ struct Dispatch : Transfer {
     return good;
   }
   DEEP_EP_DEVICE void finish() const {
-    const auto note = [&](Wanted wanted, std::int64_t rows, std::int64_t room) {
-      note_fault(transfer.common.wait, FaultKind::overflow, wanted, grid().rank, 0, static_cast<std::uint64_t>(rows),
-                 static_cast<std::uint64_t>(room));
-    };
     if (thread_index() != 0) return;
-    if (received > params.output_rows) {
-      note(Wanted::dispatch_rows, received, params.output_rows);
-    } else if (kRails && params.send_src_idx) {
+    Wanted wanted = Wanted::dispatch_rows;
+    std::int64_t rows = received, room = params.output_rows;
+    if (kRails && params.send_src_idx && rows <= room) {
       // Combine would not know where the rows are of tokens that this rank forwarded beyond its room.
-      std::int64_t rows = 0;
+      wanted = Wanted::internode_rows, rows = 0, room = transfer.relay_rows_room;
       for (int number = 0; number < grid().others(); ++number) rows += transfer.counts.from_node[nodes().other(number)];
-      if (rows > transfer.relay_rows_room) note(Wanted::internode_rows, rows, transfer.relay_rows_room);
     }
+    if (rows <= room) return;
+    note_fault(transfer.common.wait, FaultKind::overflow, wanted, grid().rank, 0, static_cast<std::uint64_t>(rows),
+               static_cast<std::uint64_t>(room));
   }
 };
 

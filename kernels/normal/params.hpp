@@ -205,9 +205,7 @@ struct PackedRow {
   DEEP_EP_DEVICE std::int32_t* places() const { return src_idx() + 1; }
 
   static std::size_t bytes(const RowShape& shape, int width) {
-    return shape.row_bytes + (static_cast<std::size_t>(shape.num_scales) +
-                              2 * static_cast<std::size_t>(shape.num_topk) + 1 + static_cast<std::size_t>(width)) *
-                                 4;
+    return shape.row_bytes + sizeof(std::int32_t) * (shape.num_scales + 2 * shape.num_topk + 1 + width);
   }
 };
 

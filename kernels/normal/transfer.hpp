@@ -343,7 +343,8 @@ class RailPoster : Transfer {
     // Room first: it is there long before the rows are, and is looked for once.
     if (chunk_ >= chunks_out_ || !has_room() || !is_staged()) return false;
     const int row = chunk_ * rings().chunk_rows, word = landed_word(chunk_);
-    if (!rows_.put(rings().landing(nodes().number_at(node_), row).offset, rings().staging(number_, row).offset,
+    const int number_there = nodes().others() - 1 - number_;  // of this node: both count from the next one on
+    if (!rows_.put(rings().landing(number_there, row).offset, rings().staging(number_, row).offset,
                    rings().rows_in(chunk_, rows_out_) * rings().slot_bytes) ||
         !rows_.signal(transfer.common.control.landed(nodes().node(), word), state_.landed[word],
                       Rings::through(call(), chunk_))) {

@@ -107,12 +107,6 @@ DEEP_EP_DEVICE bool write_record(FaultRecord& record, FaultKind kind, Wanted wan
 // What follows seldom runs. Kernels call it, so that their loops stay short and keep their registers: hence numbers and
 // no structs.
 
-/// Puts a note on record (the first one counts); the call goes on, and a later one reports it.
-DEEP_EP_DEVICE_CALL void note_fault(const WaitContext& context, FaultKind kind, Wanted wanted, int peer, int field,
-                                    std::uint64_t expected, std::uint64_t seen) {
-  write_record(context.fault[1], kind, wanted, peer, field, expected, seen);
-}
-
 /// Tells the control thread that this rank has ended its calls, so others wait for it in vain, and because of which
 /// rank: the one that it has waited for, the one at the other end of a queue pair, or itself. (Faults that all ranks
 /// find in their counts end one call alone.)

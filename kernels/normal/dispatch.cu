@@ -458,9 +458,10 @@ struct Dispatch : Transfer {
       wanted = Wanted::internode_rows, rows = 0, room = transfer.relay_rows_room;
       for (int number = 0; number < grid().others(); ++number) rows += transfer.counts.from_node[nodes().other(number)];
     }
+    // A note (the first one counts): the call goes on, and a later one reports it.
     if (rows <= room) return;
-    note_fault(transfer.common.wait, FaultKind::overflow, wanted, grid().rank, 0, static_cast<std::uint64_t>(rows),
-               static_cast<std::uint64_t>(room));
+    write_record(transfer.common.wait.fault[1], FaultKind::overflow, wanted, grid().rank, 0,
+                 static_cast<std::uint64_t>(rows), static_cast<std::uint64_t>(room));
   }
 };
 

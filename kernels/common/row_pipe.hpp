@@ -18,11 +18,9 @@ struct PipeShape {
 
 namespace device {
 
-struct RowPipe {
+struct RowPipe : PipeShape {
   Mbarrier* barriers;  ///< [stages]
   std::byte* memory;
-  Divisor stages;
-  std::uint32_t stage_bytes;
   std::uint32_t loaded = 0, stored = 0;  ///< pieces so far
 
   DEEP_EP_DEVICE int stage_of(std::uint32_t piece) const { return static_cast<int>(piece) % stages; }
@@ -106,7 +104,7 @@ struct WarpStages {
 
   DEEP_EP_DEVICE device::RowPipe pipe(int warp) const {
     const int first = warp * shape.stages;
-    return {barriers + first, memory + std::int64_t{first} * shape.stage_bytes, shape.stages, shape.stage_bytes};
+    return {shape, barriers + first, memory + std::int64_t{first} * shape.stage_bytes};
   }
 };
 

@@ -63,7 +63,9 @@ struct ReplicatedPieces {
     auto* const own = reinterpret_cast<Vec16*>(payload.own + std::uint64_t{payload.bytes} * expert);
     load(held, own);
     for (int place = find(0); place >= 0; place = find(place + 1)) {
-      auto* const replica = reinterpret_cast<Vec16*>(params.slot(payload, place));
+      const int slot = place % params.num_slots;
+      auto* const replica = reinterpret_cast<Vec16*>(params.common.heaps[place / params.num_slots] + payload.slots_at +
+                                                     std::uint64_t{payload.bytes} * slot);
       if (!params.reduces) {
         store(replica);
         continue;

@@ -33,11 +33,6 @@ struct LoadBalanceParams {
   ExpertPayload payloads[kMostPayloads];
   int num_payloads;
   std::uint32_t num_pieces;  ///< of an expert
-
-  /// Of a replica, as this rank maps it. `place`: in the mapping.
-  DEEP_EP_DEVICE std::byte* slot(const ExpertPayload& payload, int place) const {
-    return common.heaps[place / num_slots] + payload.slots_at + std::uint64_t{payload.bytes} * (place % num_slots);
-  }
 };
 
 }  // namespace deep_ep

@@ -233,7 +233,7 @@ struct Dispatch : Transfer {
         if (by_rings && goes_by_ring(destination, place)) {
           const TokenRing ring{transfer, epoch, grid().first_of_node() + destination, destination, grid().index()};
           const auto n = static_cast<std::int32_t>(take_next(transfer.common.state->local_tickets + destination));
-          if (!ring.acquire(n)) return false;
+          if (!ring.room(n).template await<WholeWarp>(policy())) return false;
           bulk::fence_global();  // bulk stores come behind what the warp has acquired
           copy_row(ring.slot_there(n), held.row.x(), params.rows.row_bytes);
           held.pack(params, {ring.slot_there(n), params.rows}, [&](int at) { return place_at(held.row, at); });

@@ -32,7 +32,7 @@ struct AwaitedWord {
 // A local ring: rows of a call, numbered from 0, pass from one rank of a node to another.
 //
 //   writer                                     reader
-//   acquire: row n - slots has been released
+//   await: `released` of the slot, if it has had a row
 //   stores row n
 //   publish: `published` of the slot, there    await: `published` of the slot
 //                                              reads row n
@@ -62,8 +62,6 @@ struct TokenRing {
     return {{peer, rings().room, through(n - rings().slots)},
             rings().words.released.in(params.common.own_heap()) + rings().slot_of(here, n)};
   }
-  /// By a whole warp. False after a fault.
-  DEEP_EP_DEVICE bool acquire(std::int32_t n) const { return room(n).await<WholeWarp>({params.common.wait}); }
   DEEP_EP_DEVICE std::byte* slot_there(std::int32_t n) const {
     return rings().slot(there, n).in(params.common.heaps[peer]);
   }

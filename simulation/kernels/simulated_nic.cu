@@ -41,7 +41,7 @@ DEEP_EP_DEVICE void body(const SimulatedNicParams& params, std::byte* shared) {
   const Shared all(Carver(shared), static_cast<std::size_t>(params.num_queues),
                    static_cast<std::size_t>(params.num_regions), static_cast<std::size_t>(movers));
   const std::size_t stage = mover < 0 ? 0 : static_cast<std::size_t>(mover) * kMoverStages;
-  const RowPipe pipe{all.barriers + stage, all.stages + stage * kPieceBytes, params.mover_stages, kPieceBytes};
+  const RowPipe pipe{{params.mover_stages, kPieceBytes}, all.barriers + stage, all.stages + stage * kPieceBytes};
   if (mover >= 0 && lane_index() == 0) pipe.init();
   const bool helps = block_index() != 0;
   if (!helps) all.fill(params);

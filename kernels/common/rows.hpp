@@ -72,16 +72,6 @@ struct DispatchAddresses {
   std::int32_t agreed[3];  ///< see kAgreedRowsToPeer; also where no counts are exchanged (cached calls)
 };
 
-/// By all threads of the grid: rows from `received` to `end`, which nothing fills, have no experts. There are some with
-/// worst-case sizes.
-DEEP_EP_DEVICE void fill_tail(const RowTargets& rows, const RowShape& shape, std::int64_t received, std::int64_t end) {
-  using namespace device;
-  for (std::int64_t i = received * shape.num_topk + block_index() * block_threads() + thread_index();
-       i < end * shape.num_topk; i += grid_blocks() * block_threads()) {
-    store_topk_index(rows.topk_idx, shape.topk_idx_is_64_bit, i, -1);
-  }
-}
-
 /// The scales of the rows that are sent, as the caller laid them out. Strides in words.
 struct ScaleLayout {
   const std::uint32_t* words;

@@ -29,11 +29,6 @@ struct ElasticAdder {
   DEEP_EP_DEVICE std::int32_t slot_of(const Token& token) const { return params.window.slot_of(token.number); }
   DEEP_EP_DEVICE bool is_own(const Token& token) const { return token.rank == params.common.rank; }
 
-  DEEP_EP_DEVICE Selections selections_of(std::int32_t number) const {
-    const std::int64_t first = std::int64_t{number} * params.num_topk;
-    return {lane_index() < params.num_topk ? params.topk_idx.load_cached(first + lane_index()) : -1,
-            load_weak(params.own_rows + first)};
-  }
   DEEP_EP_DEVICE Token token_of(std::int32_t number, const Selections& selections) const {
     Token token{number, expert_of(selections.index, params.num_local_experts * params.common.num_ranks), false, {}};
     if (token.rank >= 0) token.rank = token.rank / params.num_local_experts;
@@ -133,7 +128,12 @@ struct ElasticAdder {
     const Divisor& parts = params.parts_per_token;
     Turns turns = share_out();
     const auto token_at = [&](std::uint32_t at) { return params.window.first_token + static_cast<int>(at) / parts; };
-    const auto look = [&](std::uint32_t at) { return at < turns.end ? selections_of(token_at(at)) : Selections{}; };
+    const auto look = [&](std::uint32_t at) {
+      if (at >= turns.end) return Selections{};
+      const std::int64_t first = std::int64_t{token_at(at)} * params.num_topk;
+      return Selections{lane_index() < params.num_topk ? params.topk_idx.load_cached(first + lane_index()) : -1,
+                        load_weak(params.own_rows + first)};
+    };
     turns.each(look(turns.turn), look, [&](const Selections& selections, const Selections&) {
       const Token token = token_of(token_at(turns.turn), selections);
       const int part = static_cast<int>(turns.turn) % parts;

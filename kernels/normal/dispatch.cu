@@ -231,13 +231,13 @@ struct Dispatch : Transfer {
           }
         }
         if (by_rings && goes_by_ring(destination, place)) {
-          const TokenRing ring{transfer, epoch, grid().first_of_node() + destination, destination, grid().index()};
+          const TokenRing to = ring(destination);
           const auto n = static_cast<std::int32_t>(take_next(transfer.common.state->local_tickets + destination));
-          if (!ring.room(n).template await<WholeWarp>(policy())) return false;
+          if (!to.room(n).template await<WholeWarp>(policy())) return false;
           bulk::fence_global();  // bulk stores come behind what the warp has acquired
-          copy_row(ring.slot_there(n), held.row.x(), params.rows.row_bytes);
-          held.pack(params, {ring.slot_there(n), params.rows}, [&](int at) { return place_at(held.row, at); });
-          ring.publish(n);
+          copy_row(to.slot_there(n), held.row.x(), params.rows.row_bytes);
+          held.pack(params, {to.slot_there(n), params.rows}, [&](int at) { return place_at(held.row, at); });
+          to.publish(n);
           continue;
         }
         // A copy: the original is in shared memory, and for all the compiler knows each store here changes it.
@@ -426,7 +426,12 @@ struct Dispatch : Transfer {
   /// A sending warp's first row comes to shared memory, with what travels beside it.
   DEEP_EP_DEVICE void prepare() {
     if (warp_index() < transfer.moving_warps() && lane_index() == 0) pipe.init();
-    fill_tail(params.output, params.rows, received, params.output_rows);
+    // Rows that nothing fills have no experts. There are some with worst-case sizes.
+    const int topk = params.rows.num_topk;
+    for (std::int64_t i = received * topk + block_index() * block_threads() + thread_index();
+         i < params.output_rows * topk; i += grid_blocks() * block_threads()) {
+      store_topk_index(params.output.topk_idx, params.rows.topk_idx_is_64_bit, i, -1);
+    }
     block::each(transfer.local_warps != 0 ? int{grid().width} : 0,
                 [&](int index) { shared.local_rows[index] = rows_by(index); });
     first_row = token_row(warp_index() < transfer.first_warps ? number_in_grid(warp_index()) : transfer.num_tokens);

@@ -51,21 +51,9 @@ DEEP_EP_DEVICE void spread_beside(const SpreadRowsParams& params, const SpreadRo
   }
 }
 
-/// By a whole warp: row `to` of the results becomes zero.
-DEEP_EP_DEVICE void clear_row(const SpreadRowsParams& params, std::int64_t to) {
-  auto* const row = reinterpret_cast<Vec16*>(params.spread_rows + to * params.row_bytes);
-  const auto vectors = static_cast<int>(params.row_bytes / sizeof(Vec16));
-#pragma unroll 1
-  for (int at = lane_index(); at < vectors; at += kWarpSize) store_stream(row + at, Vec16{});
-#pragma unroll 1
-  for (int column = lane_index(); params.scales != nullptr && column < params.num_scales; column += kWarpSize) {
-    params.spread_scales[to * params.spread_stride + column * params.spread_column_stride] = 0;
-  }
-  if (params.weights != nullptr && lane_index() == 0) params.spread_weights[to] = 0;
-}
-
-/// By all warps of the grid: gaps behind the experts' rows.
+/// By all warps of the grid: gaps behind the experts' rows become zero.
 DEEP_EP_DEVICE void clear_gaps(const SpreadRowsParams& params, std::int64_t warp, std::int64_t warps) {
+  const auto vectors = static_cast<int>(params.row_bytes / sizeof(Vec16));
 #pragma unroll 1
   for (auto unit = static_cast<int>(warp); unit < params.num_experts * params.sharing;
        unit += static_cast<int>(warps)) {
@@ -73,7 +61,14 @@ DEEP_EP_DEVICE void clear_gaps(const SpreadRowsParams& params, std::int64_t warp
     const std::int32_t end = align_up(begin, params.alignment);
 #pragma unroll 1
     for (std::int32_t to = begin + unit % params.sharing; to < end && to < params.num_spread; to += params.sharing) {
-      clear_row(params, to);
+      auto* const row = reinterpret_cast<Vec16*>(params.spread_rows + std::int64_t{to} * params.row_bytes);
+#pragma unroll 1
+      for (int at = lane_index(); at < vectors; at += kWarpSize) store_stream(row + at, Vec16{});
+#pragma unroll 1
+      for (int column = lane_index(); params.scales != nullptr && column < params.num_scales; column += kWarpSize) {
+        params.spread_scales[to * params.spread_stride + column * params.spread_column_stride] = 0;
+      }
+      if (params.weights != nullptr && lane_index() == 0) params.spread_weights[to] = 0;
     }
   }
 }

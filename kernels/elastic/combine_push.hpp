@@ -95,7 +95,7 @@ struct ElasticPusher {
     load(turns.turn).find(params, share());
   }
 
-  /// Pushes rows until none is left. A warp loads the next row's metadata while it sums this row.
+  /// Pushes rows until none is left.
   DEEP_EP_DEVICE void push_all() {
     turns.each(
         load(turns.turn), [&](std::uint32_t turn) { return load(turn); },

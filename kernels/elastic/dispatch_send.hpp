@@ -48,18 +48,6 @@ struct ElasticSender {
     return unit;
   }
 
-  /// Sends the row, which is loading, and loads the next one. Each lane serves a rank, so that the stores are issued
-  /// side by side.
-  DEEP_EP_DEVICE void send(const Unit& unit, const Unit& next) {
-    const IntranodeParams& common = params.common;
-    const auto to_each = [&](auto store) {
-      if (unit.to < 0 || unit.to == common.rank) return;
-      store(params.window.row(common.heaps[unit.to], landing_part(common.rank, unit.to),
-                              params.window.slot_of(unit.token)));
-    };
-    pipe.move([=] { return unit.row; }, [=] { return next.row; }, params.rows.row_bytes, to_each);
-  }
-
   /// Word `at` of those that travel beside a token's row.
   DEEP_EP_DEVICE std::uint32_t word_beside(std::int32_t token, int at) const {
     const int num_scales = params.rows.num_scales;
@@ -96,18 +84,25 @@ struct ElasticSender {
   /// By all warps of a block that sends. Each block adds its part to the words of this rank's rows, so none waits for
   /// another.
   DEEP_EP_DEVICE void send() {
+    const IntranodeParams& common = params.common;
     turns.each(
         ahead, [&](std::uint32_t turn) { return unit_of(turn); },
         [&](const Unit& unit, const Unit& next) {
-          send(unit, next);
+          // The row is loading. Each lane serves a rank, so that the stores are issued side by side.
+          const auto to_each = [&](auto store) {
+            if (unit.to < 0 || unit.to == common.rank) return;
+            store(params.window.row(common.heaps[unit.to], landing_part(common.rank, unit.to),
+                                    params.window.slot_of(unit.token)));
+          };
+          pipe.move([=] { return unit.row; }, [=] { return next.row; }, params.rows.row_bytes, to_each);
           store_beside(unit);
           return true;
         });
     pipe.drop();
     bulk::fence_global();
     block::sync();  // all stores of the block are complete
-    block::each(params.common.num_ranks, [&](int peer) {
-      add_release<Scope::system>(params.common.signal_to(peer, IntranodeSignal::dispatch_rows),
+    block::each(common.num_ranks, [&](int peer) {
+      add_release<Scope::system>(common.signal_to(peer, IntranodeSignal::dispatch_rows),
                                  Progress::part_of_call(params.sending_blocks, block_index() == params.first_sender));
     });
   }

@@ -23,11 +23,10 @@ DEEP_EP_DEVICE void layout_body(const LayoutParams& params, std::byte* memory) {
   std::int32_t* const expert_counts = counts + params.num_ranks + params.num_nodes;
   const int experts_per_rank = params.num_experts / params.num_ranks;
 
-  // 1. Clear the block's counters.
   for (int i = thread_index(); i < counters; i += block_threads()) counts[i] = 0;
   block::sync();
 
-  // 2. Count. A token counts once per rank and once per node, however many of its experts live there. The threads of a
+  // A token counts once per rank and once per node, however many of its experts live there. The threads of a
   // token share its selections, each of which counts for its expert.
   const auto count = [](std::int32_t& counter) { fetch_add_relaxed<Scope::block>(&counter, 1); };
   for (auto at = static_cast<std::uint32_t>(block_index() * block_threads() + thread_index());
@@ -52,12 +51,11 @@ DEEP_EP_DEVICE void layout_body(const LayoutParams& params, std::byte* memory) {
   }
   block::sync();
 
-  // 3. Add the block's counts to the totals.
   for (int i = thread_index(); i < counters; i += block_threads()) {
     if (counts[i] != 0) fetch_add_relaxed<Scope::gpu>(&params.work->totals[i], counts[i]);
   }
 
-  // 4. The last block hands the totals out.
+  // The last block hands the totals out.
   if (!last_block_to_arrive(&params.work->ticket)) return;
   for (int i = thread_index(); i < counters; i += block_threads()) {
     const int node = i - params.num_ranks;

@@ -88,14 +88,6 @@ struct SelectionNumberer {
     }
   }
 
-  DEEP_EP_DEVICE void count(int column) const { add_relaxed<Scope::block>(own() + column, 1); }
-  DEEP_EP_DEVICE void count_share() const {
-    for_each_selection([&](const Selection& selection) {
-      if (selection.local >= 0) count(selection.local);
-      if (Tokens::kOfAllRanks && selection.leads()) count(column_of_source(selection.source));
-    });
-  }
-
   // (2)
 
   /// By a thread: adds up what the warps have counted, each finds what those before it have.
@@ -229,7 +221,11 @@ struct SelectionNumberer {
   }
   /// By all threads of these blocks, when they have seen source_ends written and counters cleared.
   DEEP_EP_DEVICE void number() const {
-    count_share();
+    const auto count = [&](int column) { add_relaxed<Scope::block>(own() + column, 1); };
+    for_each_selection([&](const Selection& selection) {
+      if (selection.local >= 0) count(selection.local);
+      if (Tokens::kOfAllRanks && selection.leads()) count(column_of_source(selection.source));
+    });
     block::sync();
     if (!add()) return;
     if (warp_index() == 0) find_starts();

@@ -32,8 +32,8 @@ struct ElasticDispatchHandle {
   Tensor expert_counts = {};   ///< [E / R] int32: selections of each expert
   Tensor metadata = {};        ///< [N, K + 2] int32; rows of the expanded layout are -1 without `expand`
   Tensor local_topk_idx = {};  ///< [N, K] int32: index among this rank's experts, or -1
-  Tensor own_rows =
-      {};  ///< [T, K] int32: in all K the row that this rank received of its token, or -1; between nodes -1
+  /// [T, K] int32: in all K columns the row that this rank received of its own token, or -1; between nodes -1.
+  Tensor own_rows = {};
   DispatchHandle route = {};      ///< between nodes: where each token's row went
   Tensor topk_idx = {};           ///< with `copy_selections`
   std::int64_t num_expanded = 0;  ///< X

@@ -35,7 +35,7 @@ void Block::advance(Gathering& at) {
   wake(at);
 }
 
-/// What a thread does that waits there.
+/// Says what a thread at this place waits for.
 std::string Block::awaited(const Gathering& at) const {
   if (&at == &barrier_) return fmt::format("wait for their block ({} of {} threads came)", at.arrived, at.threads);
   if (at.mbarrier == nullptr) return fmt::format("wait for their warp ({} of {} lanes came)", at.arrived, at.threads);

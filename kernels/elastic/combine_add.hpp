@@ -13,7 +13,7 @@ struct ElasticAdder {
   const ElasticCombineParams& params;
   std::uint64_t epoch;
 
-  /// What is known of a token before it is its turn.
+  /// The adder loads this of a token while it still adds the one before.
   struct Selections {
     std::int64_t index;  ///< that the lane selects
     std::int32_t own_row;

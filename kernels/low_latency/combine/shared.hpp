@@ -117,7 +117,7 @@ struct CombineCall : RankCall<LowLatencyKind::combine, kRdma> {
 
   // Rows that travel as the experts left them: see unreduced.hpp.
 
-  /// What is written into the lines of a row of `expert`. Never what a call in one launch would write, so that no rank
+  /// The sender writes this tag into the lines of a row of `expert`. A call in one launch never writes it, so no rank
   /// takes a row for a sum.
   DEEP_EP_DEVICE std::uint64_t tag(int expert) const {
     return static_cast<std::uint64_t>(expert) << 47 | std::uint64_t{1} << 46 | epoch;

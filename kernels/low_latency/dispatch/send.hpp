@@ -12,7 +12,7 @@ struct DispatchShared {
   std::size_t stage_bytes;  ///< 0 where nothing is sent
   int poster_warps = 0;     ///< 0 where nothing is posted
   CallWords* words = carver.take<CallWords>();
-  /// Where the current token's row goes, in the window of each rank.
+  /// Addresses of the current token's row in the windows of its ranks.
   std::byte** destinations = carver.take<std::byte*>(kMaxTopk);
   std::byte** heaps = carver.take<std::byte*>(num_ranks);
   /// Sending: what each rank had acknowledged when the block began.

@@ -1,5 +1,6 @@
 // Combine of the second interface where ranks or arguments are wrong, and its barrier.
 #include <atomic>
+#include <functional>
 
 #include "tests/buffer/elastic/combine_case.hpp"
 #include "tests/cluster/disagreement.hpp"
@@ -17,28 +18,31 @@ ElasticCase expanded_case(const Shape& shape, bool weights = false) {
   return make_elastic_case(make_case(shape), {.expand = true, .combine_weights = weights});
 }
 
-TEST_P(ElasticCombineTest, ATableOfAnotherDispatchNamesNoRows) {
-  // Of rows on this rank: tokens do not get those of others.
+/// Combines the rows of a dispatch of 8 tokens and top-2, with arguments as `change` leaves them: no token has a sum.
+void expect_no_sums(const ClusterOptions& cluster,
+                    const std::function<void(Rank&, const ElasticDispatchHandle&, ElasticCombineArguments&)>& change) {
   ElasticCase one = expanded_case({.tokens = {8}, .topk = 2});
   std::ranges::fill(one.sides[0].sums, std::uint16_t{0});
-  run_with_buffers(cluster(1), [&](Rank& rank, Buffer& buffer) {
+  run_with_buffers(cluster, [&](Rank& rank, Buffer& buffer) {
     ElasticDispatchResult result;
     ElasticCombineArguments call = dispatch_for_combine(rank, buffer, one, result);
-    auto rows = rank.download<std::int32_t>(result.handle.own_rows.view());
-    for (std::int32_t& row : rows) row = row == 0 ? INT32_MAX : row < 0 ? row : row - 1;
-    call.own_rows = rank.upload(rows, DType::int32, {8, 2});
+    change(rank, result.handle, call);
     check_elastic(rank, one, buffer.combine_elastic(call, rank.call()));
   });
 }
 
+TEST_P(ElasticCombineTest, ATableOfAnotherDispatchNamesNoRows) {
+  // Of rows on this rank: tokens do not get those of others.
+  expect_no_sums(cluster(1), [](Rank& rank, const ElasticDispatchHandle& handle, ElasticCombineArguments& call) {
+    auto rows = rank.download<std::int32_t>(handle.own_rows.view());
+    for (std::int32_t& row : rows) row = row == 0 ? INT32_MAX : row < 0 ? row : row - 1;
+    call.own_rows = rank.upload(rows, DType::int32, {8, 2});
+  });
+}
+
 TEST_P(ElasticCombineTest, TokensThatSelectNothingAnyMoreHaveNoSum) {
-  ElasticCase one = expanded_case({.tokens = {8}, .topk = 2});
-  std::ranges::fill(one.sides[0].sums, std::uint16_t{0});
-  run_with_buffers(cluster(1), [&](Rank& rank, Buffer& buffer) {
-    ElasticDispatchResult result;
-    ElasticCombineArguments call = dispatch_for_combine(rank, buffer, one, result);
+  expect_no_sums(cluster(1), [](Rank& rank, const ElasticDispatchHandle&, ElasticCombineArguments& call) {
     call.topk_idx = rank.upload(std::vector<std::int64_t>(16, -1), DType::int64, {8, 2});
-    check_elastic(rank, one, buffer.combine_elastic(call, rank.call()));
   });
 }
 

@@ -186,20 +186,20 @@ deep_ep_status deep_ep_dispatch(deep_ep_buffer* buffer, const deep_ep_dispatch_a
   });
 }
 
-deep_ep_status deep_ep_cached_dispatch(deep_ep_buffer* buffer, const deep_ep_result* dispatched,
-                                       const deep_ep_tensor* x, void* stream, deep_ep_result** result) {
+deep_ep_status deep_ep_cached_dispatch(deep_ep_buffer* buffer, const deep_ep_result* handle, const deep_ep_tensor* x,
+                                       void* stream, deep_ep_result** result) {
   return result_of(buffer, result, [&](deep_ep::Buffer& of) {
     const deep_ep::DispatchArguments mine{.x = view_of(x, "x", of),
-                                          .handle = &given(dispatched, "dispatched").dispatched.handle};
+                                          .handle = &given(handle, "handle").dispatched.handle};
     return deep_ep_result{.dispatched = of.dispatch(mine, {.stream = stream})};
   });
 }
 
-deep_ep_status deep_ep_combine(deep_ep_buffer* buffer, const deep_ep_result* dispatched, const deep_ep_tensor* x,
+deep_ep_status deep_ep_combine(deep_ep_buffer* buffer, const deep_ep_result* handle, const deep_ep_tensor* x,
                                const deep_ep_tensor* topk_weights, void* stream, deep_ep_result** result) {
   return result_of(buffer, result, [&](deep_ep::Buffer& of) {
     const deep_ep::CombineArguments mine{.x = view_of(x, "x", of),
-                                         .handle = &given(dispatched, "dispatched").dispatched.handle,
+                                         .handle = &given(handle, "handle").dispatched.handle,
                                          .topk_weights = optional_view(topk_weights, "topk_weights", of)};
     return deep_ep_result{.combined = of.combine(mine, {.stream = stream})};
   });
@@ -219,7 +219,7 @@ deep_ep_status deep_ep_low_latency_dispatch(deep_ep_buffer* buffer, const deep_e
   });
 }
 
-deep_ep_status deep_ep_low_latency_combine(deep_ep_buffer* buffer, const deep_ep_result* dispatched,
+deep_ep_status deep_ep_low_latency_combine(deep_ep_buffer* buffer, const deep_ep_result* handle,
                                            const deep_ep_tensor* x, const deep_ep_tensor* topk_idx,
                                            const deep_ep_tensor* topk_weights, const deep_ep_tensor* out,
                                            void* stream) {
@@ -228,7 +228,7 @@ deep_ep_status deep_ep_low_latency_combine(deep_ep_buffer* buffer, const deep_ep
     const deep_ep::LowLatencyCombineArguments mine{.x = view_of(x, "x", of),
                                                    .topk_idx = view_of(topk_idx, "topk_idx", of),
                                                    .topk_weights = view_of(topk_weights, "topk_weights", of),
-                                                   .handle = &given(dispatched, "dispatched").low_latency.handle,
+                                                   .handle = &given(handle, "handle").low_latency.handle,
                                                    .out = view_of(out, "out", of)};
     of.low_latency_combine(mine, {.stream = stream});
   });

@@ -133,19 +133,20 @@ deep_ep_status deep_ep_synchronize(deep_ep_buffer* buffer);
 /** Collective. The layout follows from topk_idx. @param stream the caller's cudaStream_t (CPU: NULL). */
 deep_ep_status deep_ep_dispatch(deep_ep_buffer* buffer, const deep_ep_dispatch_arguments* arguments, void* stream,
                                 deep_ep_result** result);
-/** Collective: sends x, [T, H] of any dtype, to the places of an earlier dispatch. */
-deep_ep_status deep_ep_cached_dispatch(deep_ep_buffer* buffer, const deep_ep_result* dispatched,
+/** Collective: sends x, [T, H] of any dtype, to the places of the dispatch whose result `handle` is. */
+deep_ep_status deep_ep_cached_dispatch(deep_ep_buffer* buffer, const deep_ep_result* handle,
                                        const deep_ep_tensor* x, void* stream, deep_ep_result** result);
-/** Collective: adds for each token the rows of its ranks. @param x [N, H] bfloat16. @param topk_weights [N, K] float32,
- * or NULL. */
-deep_ep_status deep_ep_combine(deep_ep_buffer* buffer, const deep_ep_result* dispatched, const deep_ep_tensor* x,
+/** Collective: adds for each token the rows of its ranks. @param handle the dispatch's result.
+ * @param x [N, H] bfloat16. @param topk_weights [N, K] float32, or NULL. */
+deep_ep_status deep_ep_combine(deep_ep_buffer* buffer, const deep_ep_result* handle, const deep_ep_tensor* x,
                                const deep_ep_tensor* topk_weights, void* stream, deep_ep_result** result);
 /** Collective. The buffer needs low_latency_bytes. */
 deep_ep_status deep_ep_low_latency_dispatch(deep_ep_buffer* buffer, const deep_ep_low_latency_arguments* arguments,
                                             void* stream, deep_ep_result** result);
-/** Collective: adds each token's weighted rows. @param x [L, R * M, H] bfloat16, rows in their places of recv_x.
- * @param topk_idx as dispatched. @param topk_weights [T, K] float32. @param out [T, H] bfloat16, written: the sums. */
-deep_ep_status deep_ep_low_latency_combine(deep_ep_buffer* buffer, const deep_ep_result* dispatched,
+/** Collective: adds each token's weighted rows. @param handle the dispatch's result. @param x [L, R * M, H] bfloat16,
+ * rows in their places of recv_x. @param topk_idx as dispatched. @param topk_weights [T, K] float32.
+ * @param out [T, H] bfloat16, written: the sums. */
+deep_ep_status deep_ep_low_latency_combine(deep_ep_buffer* buffer, const deep_ep_result* handle,
                                            const deep_ep_tensor* x, const deep_ep_tensor* topk_idx,
                                            const deep_ep_tensor* topk_weights, const deep_ep_tensor* out, void* stream);
 

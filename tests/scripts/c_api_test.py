@@ -165,7 +165,7 @@ class OneRank(unittest.TestCase):
         place, x = Handle(1), ctypes.byref(self.arguments.x)
         same = library.deep_ep_low_latency_combine(self.buffer, dispatched, x, x, x, x, None)
         self.assertIn("needs low-latency memory", refused(same))
-        self.assertIn("dispatched is NULL", refused(library.deep_ep_combine(self.buffer, None, x, None, None, ctypes.byref(place))))
+        self.assertIn("handle is NULL", refused(library.deep_ep_combine(self.buffer, None, x, None, None, ctypes.byref(place))))
         self.assertFalse(place, "nothing is left in the result")
         library.deep_ep_release(dispatched)
         self.assertEqual(library.deep_ep_heap_bytes(0, 1, 1, 1), 0)

@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "kernels/primitives/host/machine.hpp"
+#include "kernels/primitives/host/launch.hpp"
 
 namespace deep_ep::host_machine {
 

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "csrc/support/home_process.hpp"
-#include "kernels/primitives/host/machine.hpp"
+#include "kernels/primitives/host/launch.hpp"
 #include "machine/kernel.hpp"
 #include "machine/worker_pool.hpp"
 

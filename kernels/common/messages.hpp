@@ -4,7 +4,6 @@
 #include <cstdint>
 
 #include "kernels/common/limits.hpp"
-#include "kernels/primitives/cell.hpp"
 #include "kernels/primitives/divisor.hpp"
 
 namespace deep_ep {
@@ -25,12 +24,6 @@ struct Progress {
     const auto part = static_cast<std::uint64_t>(static_cast<int>(kMostPosition) / parts);
     return first ? at(1) - part * static_cast<std::uint32_t>(parts - 1) : part;
   }
-};
-
-/// A message between ranks of a node, in cells: each says to which call it belongs, so no fence is behind them. See
-/// kernels/normal/meet.hpp.
-struct alignas(kLine) Mailbox {
-  Cell cells[kLine / sizeof(Cell)];
 };
 
 /// Which of the words `agreed` of ranks that meet is the number of rows to a peer, as the handle has it; behind it are

@@ -10,6 +10,7 @@
 
 #include "kernels/common/carver.hpp"
 #include "kernels/common/messages.hpp"
+#include "kernels/primitives/cell.hpp"
 #include "kernels/primitives/divisor.hpp"
 
 namespace deep_ep {
@@ -47,6 +48,12 @@ struct OneNode {
   DEEP_EP_HOST_DEVICE int index() const { return rank; }
   DEEP_EP_HOST_DEVICE static constexpr int first_of_node() { return 0; }
   DEEP_EP_HOST_DEVICE static constexpr int others() { return 0; }
+};
+
+/// A message between ranks of a node, in cells: each says to which call it belongs, so no fence is behind them. See
+/// kernels/normal/meet.hpp.
+struct alignas(kLine) Mailbox {
+  Cell cells[kLine / sizeof(Cell)];
 };
 
 /// A source's counts of its tokens, as a message to one rank.

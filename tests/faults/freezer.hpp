@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 
+#include "kernels/primitives/host/launch.hpp"
 #include "kernels/primitives/host/machine.hpp"
 
 namespace deep_ep::faults {

@@ -4,9 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
-
-#include "kernels/primitives/declare_kernel.hpp"
 
 namespace deep_ep::host_machine {
 
@@ -72,17 +69,5 @@ struct ThreadState {
 inline void interleave() {
   if (current_thread != nullptr && current_thread->perturbed) current_thread->machine->interleave();
 }
-
-/// A kernel launch waiting in a stream: entry(params, shared memory) runs once per thread.
-struct KernelLaunch {
-  const char* name = "";
-  LaunchShape shape;
-  std::shared_ptr<const void> params;
-  void (*entry)(const void* params, std::byte* shared) = nullptr;
-};
-
-/// Puts the launch into a stream; nullptr is the default stream of the calling thread's executor. A pointer, so that
-/// tests can put something before the machine's function.
-[[gnu::visibility("default")]] extern void (*enqueue)(KernelLaunch launch, void* stream);
 
 }  // namespace deep_ep::host_machine

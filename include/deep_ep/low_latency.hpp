@@ -39,10 +39,10 @@ struct LowLatencyHandle {
   Tensor src_info = {};
   /// [L, R] int64: which rows of recv_x come from which source, as (first row << 32) | number of rows.
   Tensor layout_range = {};
-  /// [2 + M + M * K, R] int32, a column for each source: the number of its tokens, their indices at the source (M
-  /// places), and for each of them the rows of its K selections in recv_x (-1: on another rank). The last row has the
-  /// dispatch's number in its first column, by which combine detects handles of different dispatches. With weights
-  /// there are M * K rows more behind it: these, in float32.
+  /// [2 + M + M * K, R] int32, whose elements are, one behind the other: the number of rows of each source, [R]; their
+  /// token indices at the source, [R, M]; for each of them the rows of its K selections in recv_x (-1: on another
+  /// rank), [R, M, K]; and the dispatch's number, the first element of the last row, by which combine detects handles
+  /// of different dispatches. With weights there are M * K rows more behind that one: the weights, [R, M, K] float32.
   Tensor row_table = {};
   int num_tokens = 0;       ///< T, of this rank
   int max_tokens = 0;       ///< M

@@ -63,14 +63,12 @@ DEEP_EP_DEVICE void prepare(const LowLatencyDispatchParams& params, const Dispat
   const LowLatencyParams& common = params.common;
   if (thread_index() == 0) shared.words->failed = 0;
   if (thread_index() == block_threads() - 1) shared.words->read(common, LowLatencyKind::dispatch);
-  if (common.mask != nullptr) block::sync();
   block::each(common.num_ranks, [&](int rank) {
     std::byte* const heap = common.heaps[rank];
     const DispatchCall<false> call{common, 0, 0};
     const std::uint64_t acknowledged = params.phase.sends ? call.load_acknowledged(rank) : 0;
     shared.heaps[rank] = heap;
     shared.acknowledged[rank] = acknowledged;
-    shared.left_out[rank] = masked(common, rank) ? 1 : 0;
   });
 }
 
@@ -140,10 +138,6 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
     const DispatchReceiver<kRdma> receiver{params, shared, row, tells || again, words.epochs.receive};
     const int blocks = again ? 1 : common.working_blocks;
     const int group = warp_index() / parts * blocks + (again ? 0 : block_index());
-    if (again) {
-      block::each(common.num_ranks, [&](int rank) { shared.left_out[rank] = masked(common, rank) ? 1 : 0; });
-      block::sync();
-    }
     receiver.learn_counts();
     if (words.failed == 0) receiver.receive_rows(group, block_warps() / parts * blocks, warp_index() % parts);
     Arrivals{params}.tell_failure();

@@ -58,14 +58,13 @@ struct DispatchReceiver {
   DEEP_EP_DEVICE std::uint32_t& entries(int source, int local) const {
     return shared.entries[source * params.num_local_experts + local];
   }
-  DEEP_EP_DEVICE bool left_out(int source) const { return load_relaxed<Scope::block>(&shared.left_out[source]) != 0; }
 
   // ---- Counts ----
 
-  /// Waits for one cell of `source`'s counts and puts it into shared memory. False: the call is over.
+  /// Waits for one cell of `source`'s counts and puts it into shared memory, nothing if the source is masked. False:
+  /// the call is over.
   DEEP_EP_DEVICE bool learn(int source, int cell) const {
     const LowLatencyParams& common = params.common;
-    if (left_out(source)) return !aborted(common.wait);  // by the send part, which may have given up all
     const Cell* const counts = common.window.counts.at(epoch, source, cell).in(common.local);
     std::uint64_t payload = 0;
     const bool costs = writes && cell == 0 && params.wait_cost != nullptr;
@@ -80,10 +79,10 @@ struct DispatchReceiver {
       missed = clock_cycles();
       return false;
     };
-    if (!wait_until(call(), {source, Wanted::low_latency_dispatch_counts, epoch}, arrived)) {
-      store_relaxed<Scope::block>(&shared.left_out[source], 1);
-      return !aborted(common.wait);
-    }
+    const bool came =
+        !masked(common, source) && wait_until(call(), {source, Wanted::low_latency_dispatch_counts, epoch}, arrived);
+    if (!came && aborted(common.wait)) return false;
+    if (!came) payload = 0;
     if (costs) params.wait_cost[source] += missed - begin;
     if (cell > 0) {
       const int local = 2 * (cell - 1);
@@ -94,11 +93,10 @@ struct DispatchReceiver {
     const auto head = __builtin_bit_cast(CountHead, payload);
     shared.rows[source] = head.rows;
     if (kRdma) shared.relayed[source] = head.relayed;
-    if (head.call_shape != params.call_shape) {
-      report_fault(common.wait, FaultKind::mismatch, Wanted::low_latency_dispatch_counts, source, 0, params.call_shape,
-                   head.call_shape);
-    }
-    return head.call_shape == params.call_shape;
+    if (!came || head.call_shape == params.call_shape) return true;
+    report_fault(common.wait, FaultKind::mismatch, Wanted::low_latency_dispatch_counts, source, 0, params.call_shape,
+                 head.call_shape);
+    return false;
   }
 
   /// For one of our experts: turns the number of rows of each source into where they begin.
@@ -110,7 +108,7 @@ struct DispatchReceiver {
 #pragma unroll 1
     for (int source = 0; source < num_ranks; ++source) {
       const std::uint32_t begin = end;
-      const std::uint32_t sent = left_out(source) ? 0 : entries(source, local);
+      const std::uint32_t sent = entries(source, local);
       const std::uint32_t taken = sent < most - begin ? sent : most - begin;
       overflow = overflow || taken < sent;
       end = begin + taken;
@@ -137,11 +135,8 @@ struct DispatchReceiver {
     });
     block::sync();
     block::each(params.num_local_experts, [&](int local) { add_up(local); });
-    block::each(num_ranks, [&](int source) {
-      std::uint32_t& rows = shared.rows[source];
-      if (left_out(source)) rows = 0;
-      if (writes) *params.table().rows(source) = static_cast<std::int32_t>(rows);
-    });
+    block::each(writes ? num_ranks : 0,
+                [&](int source) { *params.table().rows(source) = static_cast<std::int32_t>(shared.rows[source]); });
     if (writes && thread_index() == 0) *params.table().epoch() = static_cast<std::int32_t>(epoch);
     block::sync();
     if (writes) Arrivals{params}.tell_counts();

@@ -17,8 +17,6 @@ struct DispatchShared {
   std::byte** heaps = carver.take<std::byte*>(num_ranks);
   /// Sending: what each rank had acknowledged when the block began.
   std::uint64_t* acknowledged = carver.take<std::uint64_t>(num_ranks);
-  /// Not 0: nothing is sent to this rank, nothing expected from it.
-  std::int32_t* left_out = carver.take<std::int32_t>(num_ranks);
   /// Sending: tokens counted so far that go to each rank. Receiving: rows of each source.
   std::uint32_t* rows = carver.take<std::uint32_t>(num_ranks);
   /// Behind `rows`. Sending: entries counted so far that name each expert. Receiving, [rank][local expert]: rows that
@@ -237,15 +235,6 @@ struct DispatchSender {
   /// The last warp decides where rows go: it seldom has any channels of the row to write.
   DEEP_EP_DEVICE static bool decides() { return warp_index() == block_warps() - 1; }
 
-  /// By one thread: waits until there is room at a near peer; nearly always there was before the block began. False: it
-  /// is left out, as one that does not make any.
-  DEEP_EP_DEVICE bool await_room(int rank) const {
-    if (load_relaxed<Scope::block>(&shared.left_out[rank]) != 0) return false;
-    if (call().await_room(rank, shared.acknowledged[rank])) return true;
-    store_relaxed<Scope::block>(&shared.left_out[rank], 1);
-    return false;
-  }
-
   /// The deciding warp finds where the token's row goes, and writes its header into the stage.
   DEEP_EP_DEVICE void decide() const {
     const int lane = lane_index();
@@ -255,16 +244,16 @@ struct DispatchSender {
 
     const std::uint32_t same_expert = warp::match_any(static_cast<std::uint32_t>(expert));
     const std::uint32_t same_rank = warp::match_any(static_cast<std::uint32_t>(rank));
-    const bool leads = expert >= 0 && lowest_bit(same_rank) == lane;
+    const bool leads = expert >= 0 && lowest_bit(same_rank) == lane && !masked(params.common, rank);
     const DispatchCall<kRdma> call = this->call();
     std::byte* to = nullptr;
     const bool far = leads && call.is_far(rank);
-    if (leads && !far && await_room(rank)) {
+    if (leads && !far && call.await_room(rank, shared.acknowledged[rank])) {
       to = call.row(params.common.rank, static_cast<int>(shared.rows[rank])).in(shared.heaps[rank]);
     }
     const std::uint32_t stored = warp::ballot(to != nullptr);
     if (to != nullptr) shared.destinations[count_bits(stored & below)] = to;
-    const bool staged = kRdma && warp::any(far && shared.left_out[rank] == 0);
+    const bool staged = kRdma && warp::any(far);
     auto* header = reinterpret_cast<std::uint32_t*>(shared.stage);
     if (lane == 0) {
       shared.words->destinations = count_bits(stored) + (staged ? 1 : 0);
@@ -348,7 +337,8 @@ struct DispatchSender {
     block::each(cells * params.common.num_ranks, [&](int i) {
       const int rank = i / cells;
       const int cell = i % cells;
-      if (call().is_far(rank) || !await_room(rank)) return;
+      if (call().is_far(rank) || masked(params.common, rank)) return;
+      if (!call().await_room(rank, shared.acknowledged[rank])) return;
       const Place<Cell> to = params.common.window.counts.at(epoch(), params.common.rank, cell);
       store_cell(to.in(shared.heaps[rank]), count_payload(rank, cell), epoch());
     });

@@ -228,7 +228,6 @@ struct CallWords {
   // Of dispatch:
   std::int32_t destinations;  ///< of the current token
   std::int32_t staged;        ///< one of them is the staging memory, for far ranks
-  std::int32_t failed;        ///< the call is over, as a thread that learned counts has found
   std::uint32_t meaning;      ///< of combine: what ranks mean by it: its shape, and the dispatch that the handle is of
 
   /// By one thread for its block, so that not all warps of the GPU meet at these words; before the block looks at any

@@ -61,7 +61,6 @@ DEEP_EP_DEVICE void post_to(const DispatchSender<true>& sender, CallPoster<Dispa
 /// the last warp's, those of the first ones, and of each thread before it stores what the first has brought.
 DEEP_EP_DEVICE void prepare(const LowLatencyDispatchParams& params, const DispatchShared& shared) {
   const LowLatencyParams& common = params.common;
-  if (thread_index() == 0) shared.words->failed = 0;
   if (thread_index() == block_threads() - 1) shared.words->read(common, LowLatencyKind::dispatch);
   block::each(common.num_ranks, [&](int rank) {
     std::byte* const heap = common.heaps[rank];
@@ -138,8 +137,7 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
     const DispatchReceiver<kRdma> receiver{params, shared, row, tells || again, words.epochs.receive};
     const int blocks = again ? 1 : common.working_blocks;
     const int group = warp_index() / parts * blocks + (again ? 0 : block_index());
-    receiver.learn_counts();
-    if (words.failed == 0) receiver.receive_rows(group, block_warps() / parts * blocks, warp_index() % parts);
+    if (receiver.learn_counts()) receiver.receive_rows(group, block_warps() / parts * blocks, warp_index() % parts);
     Arrivals{params}.tell_failure();
   });
   // Where ranks may be masked, the last block knows the counts.

@@ -126,20 +126,20 @@ struct DispatchReceiver {
     }
   }
 
-  /// Learns how many rows come. CallWords::failed says whether the call is over.
-  DEEP_EP_DEVICE void learn_counts() const {
+  /// By whole blocks: learns how many rows come. False: the call is over.
+  DEEP_EP_DEVICE bool learn_counts() const {
     const int num_ranks = params.common.num_ranks;
     const Divisor& cells = params.count_cells;
-    block::each(cells * num_ranks, [&](int i) {
-      if (!learn(i / cells, i % cells)) store_relaxed<Scope::block>(&shared.words->failed, 1);
-    });
-    block::sync();
+    bool learned = true;
+    block::each(cells * num_ranks, [&](int i) { learned = learn(i / cells, i % cells) && learned; });
+    learned = block::all(learned);
     block::each(params.num_local_experts, [&](int local) { add_up(local); });
     block::each(writes ? num_ranks : 0,
                 [&](int source) { *params.table().rows(source) = static_cast<std::int32_t>(shared.rows[source]); });
     if (writes && thread_index() == 0) *params.table().epoch() = static_cast<std::int32_t>(epoch);
     block::sync();
     if (writes) Arrivals{params}.tell_counts();
+    return learned;
   }
 
   // ---- Rows ----

@@ -221,13 +221,11 @@ DEEP_EP_DEVICE bool is_middle_thread() { return thread_index() == block_warps() 
 struct CallWords {
   struct Epochs {
     std::uint64_t send, receive;
-  } epochs;            ///< of the call that the kernel sends, and of the one that it receives
-  std::uint64_t seen;  ///< the version of the masks when the block began to receive
-  std::int32_t last;   ///< all other blocks have finished
-  std::int32_t again;  ///< not all was received with the same masks, and this block is to receive again
-  // Of dispatch:
-  std::int32_t destinations;  ///< of the current token
-  std::int32_t staged;        ///< one of them is the staging memory, for far ranks
+  } epochs;                   ///< of the call that the kernel sends, and of the one that it receives
+  std::uint64_t seen;         ///< the version of the masks when the block began to receive
+  std::int32_t last;          ///< all other blocks have finished
+  std::int32_t again;         ///< not all was received with the same masks, and this block is to receive again
+  std::int32_t destinations;  ///< of dispatch: of the current token
   std::uint32_t meaning;      ///< of combine: what ranks mean by it: its shape, and the dispatch that the handle is of
 
   /// By one thread for its block, so that not all warps of the GPU meet at these words; before the block looks at any

@@ -246,21 +246,18 @@ struct DispatchSender {
     const std::uint32_t same_rank = warp::match_any(static_cast<std::uint32_t>(rank));
     const bool leads = expert >= 0 && lowest_bit(same_rank) == lane && !masked(params.common, rank);
     const DispatchCall<kRdma> call = this->call();
+    const std::uint32_t far = kRdma ? warp::ballot(leads && call.is_far(rank)) : 0;
     std::byte* to = nullptr;
-    const bool far = leads && call.is_far(rank);
-    if (leads && !far && call.await_room(rank, shared.acknowledged[rank])) {
+    if (far != 0 && lane == lowest_bit(far)) {  // once for all of these
+      to = call.staged_row(params.common.num_ranks, token).in(params.common.local);
+    } else if (leads && !call.is_far(rank) && call.await_room(rank, shared.acknowledged[rank])) {
       to = call.row(params.common.rank, static_cast<int>(shared.rows[rank])).in(shared.heaps[rank]);
     }
     const std::uint32_t stored = warp::ballot(to != nullptr);
     if (to != nullptr) shared.destinations[count_bits(stored & below)] = to;
-    const bool staged = kRdma && warp::any(far);
     auto* header = reinterpret_cast<std::uint32_t*>(shared.stage);
     if (lane == 0) {
-      shared.words->destinations = count_bits(stored) + (staged ? 1 : 0);
-      shared.words->staged = staged ? 1 : 0;
-      if (staged)
-        shared.destinations[count_bits(stored)] =
-            call.staged_row(params.common.num_ranks, token).in(params.common.local);
+      shared.words->destinations = count_bits(stored);
       header[LowLatencyRow::kToken] = static_cast<std::uint32_t>(token);
     }
 
@@ -313,7 +310,7 @@ struct DispatchSender {
       store();
       if (kRdma) {
         block::sync();
-        if (warp_index() == 0 && shared.words->staged != 0) call().hand_over(params.common.num_ranks, token);
+        if (warp_index() == 0) call().hand_over(params.common.num_ranks, token);
       }
       load(token + step, counted);
     }

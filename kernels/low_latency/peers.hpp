@@ -240,6 +240,26 @@ struct CallWords {
   }
 };
 
+/// Shared memory of a block that both kinds of calls have.
+struct CallShared {
+  Carver carver;
+  int num_ranks;
+  int poster_warps;  ///< 0 where no rank is far
+  CallWords* words = carver.take<CallWords>();
+  /// Sending: what each rank had acknowledged when the block began.
+  std::uint64_t* acknowledged = carver.take<std::uint64_t>(num_ranks);
+  RdmaQueuePair* posters = carver.take<RdmaQueuePair>(poster_warps, kLine);
+
+  /// By all threads of the block, which syncs after it: each warp waits for its own loads alone.
+  template <LowLatencyKind kKind>
+  DEEP_EP_DEVICE void prepare(const LowLatencyParams& common, bool sends) const {
+    if (thread_index() == block_threads() - 1) words->read(common, kKind);
+    block::each(sends ? num_ranks : 0, [&](int rank) {
+      acknowledged[rank] = RankCall<kKind, false>{common, 0, 0}.load_acknowledged(rank);
+    });
+  }
+};
+
 /// By every thread of the blocks that receive: `receive(again)`, until it has been the same ranks in all of the call.
 /// True in the block that finishes last, with masking. kMasks false: no call of this kernel has masks.
 template <bool kMasks, class Receive>

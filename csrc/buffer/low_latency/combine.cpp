@@ -86,7 +86,7 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyCombinePlan& pla
   const int blocks_of_token = !phase.receives ? (unreduced ? 0 : 1) : by_two ? 2 : 1;
   const int working = std::clamp(std::max(to_push, params.num_tokens * blocks_of_token), 1, sms - waiting);
   const int telling = plain && working < sms ? 1 : 0;
-  const CombineShared shared{Carver::without_memory(), params.common.num_ranks, plan.posters != 0 ? plan.warps : 0,
+  const CombineShared shared{{Carver::without_memory(), params.common.num_ranks, plan.posters != 0 ? plan.warps : 0},
                              groups * params.held_up(groups * working)};
   return {phase, {working + telling + plan.posters, plan.warps * 32, shared.bytes}, working};
 }

@@ -23,8 +23,9 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyDispatchPlan& pl
   const int telling = plan.posters == 0 && working < plan.most_working_blocks ? 1 : 0;
   const bool by_rails = params.common.rail_width != 0;
   const device::low_latency::DispatchShared shared{
-      Carver::without_memory(), ranks, params.num_experts(),
-      phase.sends ? params.row(by_rails, params.weighted).stage_bytes() : 0, plan.posters != 0 ? plan.warps : 0};
+      {Carver::without_memory(), ranks, plan.posters != 0 ? plan.warps : 0},
+      params.num_experts(),
+      phase.sends ? params.row(by_rails, params.weighted).stage_bytes() : 0};
   return {phase, {working + telling + plan.posters, plan.warps * 32, shared.bytes}, working};
 }
 

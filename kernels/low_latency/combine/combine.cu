@@ -242,7 +242,7 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   const int groups = sends_part ? block_warps() / params.warps_per_row : 0;
   const int group = warp / params.warps_per_row;
   const int held_up = kUnreduced ? groups * params.held_up(groups * common.working_blocks) : 0;
-  const CombineShared shared{Carver(memory), common.num_ranks, 0, held_up};
+  const CombineShared shared{{Carver(memory), common.num_ranks, kRdma ? block_warps() : 0}, held_up};
   const bool works = block_index() < common.working_blocks;
   // One block tells and awaits what concerns all ranks. If an SM is left for it, this block does nothing else.
   const bool tells = block_index() == (kRdma ? 0 : grid_blocks() - 1);
@@ -267,7 +267,10 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   // 2. Which call is this? The last warp then does what no other waits for: it tells the peers which call this rank is
   // done with. With two calls in flight the next one may be what waits for room: so receive parts without announcements
   // are acknowledged when all is done.
-  shared.prepare(params);
+  shared.prepare<LowLatencyKind::combine>(common, sends_part);
+  if (is_middle_thread()) {
+    shared.words->meaning = params.call_shape ^ static_cast<std::uint32_t>(load_stream(params.table().epoch()));
+  }
   block::sync();
   const CallWords::Epochs epochs = shared.words->epochs;
   const std::uint32_t& meaning = shared.words->meaning;

@@ -129,33 +129,12 @@ struct CombineCall : RankCall<LowLatencyKind::combine, kRdma> {
   static constexpr int kEpochBits = 48;  ///< more than Progress has
 };
 
-struct CombineShared {
-  Carver carver;
-  int num_ranks;
-  int poster_warps;  ///< 0 where nothing is posted
-  int held_up;       ///< rows that signals may hold up
-  CallWords* words = carver.take<CallWords>();
-  /// Sending: what each rank had acknowledged when the block began.
-  std::uint64_t* acknowledged = carver.take<std::uint64_t>(num_ranks);
-  /// In blocks that post, instead of the rest: of each warp.
-  RdmaQueuePair* posters = carver.take<RdmaQueuePair>(poster_warps, kLine);
+struct CombineShared : CallShared {
+  int held_up;  ///< rows that signals may hold up
   /// Of rows that signals hold up, group by group: a bit for each selection that has left.
   std::uint32_t* pushed = carver.take<std::uint32_t>(held_up, kLine);
   std::size_t bytes = carver.bytes();
 
-  /// By all threads of the block, which syncs after it. The last warp reads which call this is, another one what it
-  /// means, and the first ones look at what ranks have acknowledged: each waits for its own loads alone.
-  DEEP_EP_DEVICE void prepare(const LowLatencyCombineParams& params) const {
-    const LowLatencyParams& common = params.common;
-    if (thread_index() == block_threads() - 1) words->read(common, LowLatencyKind::combine);
-    if (is_middle_thread()) {
-      words->meaning = params.call_shape ^ static_cast<std::uint32_t>(load_stream(params.table().epoch()));
-    }
-    if (!params.phase.sends) return;
-    block::each(common.num_ranks, [&](int rank) {
-      acknowledged[rank] = RankCall<LowLatencyKind::combine, false>{common, 0, 0}.load_acknowledged(rank);
-    });
-  }
   /// By a whole warp: waits until ranks, so many from the `first` on, have room for rows that wait for no announcement
   /// of theirs. False: the call is over.
   template <class Call>

@@ -57,27 +57,13 @@ DEEP_EP_DEVICE void post_to(const DispatchSender<true>& sender, CallPoster<Dispa
   poster.tell_rest(poster.lane == 0);
 }
 
-/// By every block: what it must know before anything else. The block syncs after it. All loads are under way at once:
-/// the last warp's, those of the first ones, and of each thread before it stores what the first has brought.
-DEEP_EP_DEVICE void prepare(const LowLatencyDispatchParams& params, const DispatchShared& shared) {
-  const LowLatencyParams& common = params.common;
-  if (thread_index() == block_threads() - 1) shared.words->read(common, LowLatencyKind::dispatch);
-  block::each(common.num_ranks, [&](int rank) {
-    std::byte* const heap = common.heaps[rank];
-    const DispatchCall<false> call{common, 0, 0};
-    const std::uint64_t acknowledged = params.phase.sends ? call.load_acknowledged(rank) : 0;
-    shared.heaps[rank] = heap;
-    shared.acknowledged[rank] = acknowledged;
-  });
-}
-
 /// By whole blocks that post: each warp serves one rank, or one lane to it.
 DEEP_EP_DEVICE void post_dispatch(DispatchSender<true>& sender) {
   const LowLatencyDispatchParams& params = sender.params;
   const bool sending = params.phase.sends;
   if (sending) sender.other = sender.load_selection(0, params.num_tokens);
   if (sending) sender.clear_counts();
-  prepare(params, sender.shared);
+  sender.shared.prepare<LowLatencyKind::dispatch>(params.common, sending);
   block::sync();
   const CallWords::Epochs epochs = sender.shared.words->epochs;
   if (is_middle_thread()) params.common.counters(LowLatencyKind::dispatch).add_part(params.phase);
@@ -94,7 +80,9 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
   const LowLatencyParams& common = params.common;
   const LowLatencyRow row = params.row(kRdma && common.rail_width != 0, kWeighted);
   const bool sending = params.phase.sends;
-  const DispatchShared shared{Carver(memory), common.num_ranks, params.num_experts(), sending ? row.stage_bytes() : 0};
+  const DispatchShared shared{{Carver(memory), common.num_ranks, kRdma ? block_warps() : 0},
+                              params.num_experts(),
+                              sending ? row.stage_bytes() : 0};
   const bool tells = block_index() == 0;  // near ranks how many rows go where
   DispatchSender<kRdma> sender{params, shared, row};
 
@@ -106,7 +94,10 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
   if (sending && tells) sender.other = sender.load_selection(0, params.num_tokens);
   if (sending && !tells) sender.load(block_index() - 1, 0);
   if (sending) sender.clear_counts();
-  prepare(params, shared);
+  shared.prepare<LowLatencyKind::dispatch>(common, sending);
+  if (sending && warp_index() == block_warps() / 2) {
+    warp::each(common.num_ranks, [&](int rank) { shared.heaps[rank] = common.heaps[rank]; });
+  }
   block::sync();
   const CallWords& words = *shared.words;
 

@@ -6,17 +6,12 @@
 
 namespace deep_ep::device::low_latency {
 
-struct DispatchShared {
-  Carver carver;
-  int num_ranks, num_experts;
+struct DispatchShared : CallShared {
+  int num_experts;
   std::size_t stage_bytes;  ///< 0 where nothing is sent
-  int poster_warps = 0;     ///< 0 where nothing is posted
-  CallWords* words = carver.take<CallWords>();
   /// Addresses of the current token's row in the windows of its ranks.
   std::byte** destinations = carver.take<std::byte*>(kMaxTopk);
-  std::byte** heaps = carver.take<std::byte*>(num_ranks);
-  /// Sending: what each rank had acknowledged when the block began.
-  std::uint64_t* acknowledged = carver.take<std::uint64_t>(num_ranks);
+  std::byte** heaps = carver.take<std::byte*>(num_ranks);  ///< sending
   /// Sending: tokens counted so far that go to each rank. Receiving: rows of each source.
   std::uint32_t* rows = carver.take<std::uint32_t>(num_ranks);
   /// Behind `rows`. Sending: entries counted so far that name each expert. Receiving, [rank][local expert]: rows that
@@ -25,8 +20,6 @@ struct DispatchShared {
   /// Behind `entries`, by rails. Receiving: rows of each source that this rank hands on. In blocks that post: tokens
   /// counted so far that go to each node.
   std::uint32_t* relayed = carver.take<std::uint32_t>(num_ranks);
-  /// In blocks that post, instead of the stage: of each warp.
-  RdmaQueuePair* posters = carver.take<RdmaQueuePair>(poster_warps, kLine);
   std::byte* stage = carver.take<std::byte>(stage_bytes, kLine);  ///< the row to send, without tags
   std::size_t bytes = carver.bytes();
 };

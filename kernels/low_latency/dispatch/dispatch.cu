@@ -129,7 +129,7 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
     const int blocks = again ? 1 : common.working_blocks;
     const int group = warp_index() / parts * blocks + (again ? 0 : block_index());
     if (receiver.learn_counts()) receiver.receive_rows(group, block_warps() / parts * blocks, warp_index() % parts);
-    Arrivals{params}.tell_failure();
+    receiver.tell_failure();
   });
   // Where ranks may be masked, the last block knows the counts.
   if (params.recv_stats != nullptr && (common.mask == nullptr ? tells : last)) {

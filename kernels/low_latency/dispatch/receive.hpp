@@ -8,42 +8,6 @@
 
 namespace deep_ep::device::low_latency {
 
-/// Arrival counters: deep_ep/arrivals.hpp has the protocol. Every warp that has a part in a row adds to the word of
-/// each of the row's places, and the block that knows how many rows there are adds what the word still lacks to
-/// kArrivalStep. Additions commute: the last of them completes the word, whichever that is.
-struct Arrivals {
-  const LowLatencyDispatchParams& params;
-
-  /// By a whole warp: its part of a row is stored at `places`, lane i's at row `row` of local expert `local`.
-  DEEP_EP_DEVICE void tell_stored(std::uint32_t places, int local, int row) const {
-    if (params.arrivals == nullptr) return;
-    warp::sync();  // behind it, what one lane releases are the stores of all
-    if ((places >> lane_index() & 1) == 0) return;
-    const std::int64_t word = std::int64_t{local} * params.arrival_words + (row >> params.arrival_shift);
-    add_release<Scope::gpu>(params.arrivals + word, 1);
-  }
-
-  /// By one block, when it has written all counts and synced.
-  DEEP_EP_DEVICE void tell_counts() const {
-    if (params.arrivals == nullptr) return;
-    const int words = params.arrival_words;
-    block::each(params.num_local_experts * words, [&](int i) {
-      const std::int64_t first = std::int64_t{i % words} << params.arrival_shift;
-      const std::int64_t most = std::int64_t{1} << params.arrival_shift;
-      const std::int64_t left = params.recv_count[i / words] - first;
-      const std::int64_t rows = left < 0 ? 0 : left < most ? left : most;
-      add_release<Scope::gpu>(params.arrivals + i, kArrivalStep - rows * params.warps_per_row);
-    });
-  }
-
-  /// By every warp at its end: if the call has failed, nobody may wait for the rows that will not come.
-  DEEP_EP_DEVICE void tell_failure() const {
-    if (params.arrivals == nullptr || !aborted(params.common.wait)) return;
-    warp::each(params.num_local_experts * params.arrival_words,
-               [&](int i) { store_relaxed<Scope::gpu>(params.arrivals + i, kArrivalFailed); });
-  }
-};
-
 template <bool kRdma>
 struct DispatchReceiver {
   const LowLatencyDispatchParams& params;
@@ -138,8 +102,41 @@ struct DispatchReceiver {
                 [&](int source) { *params.table().rows(source) = static_cast<std::int32_t>(shared.rows[source]); });
     if (writes && thread_index() == 0) *params.table().epoch() = static_cast<std::int32_t>(epoch);
     block::sync();
-    if (writes) Arrivals{params}.tell_counts();
+    if (writes) tell_counts();
     return learned;
+  }
+
+  // ---- Arrival counters: deep_ep/arrivals.hpp has the protocol. Every warp that has a part in a row adds to the word
+  // of each of the row's places, and the block that knows how many rows there are adds what the word still lacks to
+  // kArrivalStep. Additions commute: the last of them completes the word, whichever that is. ----
+
+  /// By a whole warp: its part of a row is stored at `places`, lane i's at row `row` of local expert `local`.
+  DEEP_EP_DEVICE void tell_stored(std::uint32_t places, int local, int row) const {
+    if (params.arrivals == nullptr) return;
+    warp::sync();  // behind it, what one lane releases are the stores of all
+    if ((places >> lane_index() & 1) == 0) return;
+    const std::int64_t word = std::int64_t{local} * params.arrival_words + (row >> params.arrival_shift);
+    add_release<Scope::gpu>(params.arrivals + word, 1);
+  }
+
+  /// By one block, when it has written all counts and synced.
+  DEEP_EP_DEVICE void tell_counts() const {
+    if (params.arrivals == nullptr) return;
+    const int words = params.arrival_words;
+    block::each(params.num_local_experts * words, [&](int i) {
+      const std::int64_t first = std::int64_t{i % words} << params.arrival_shift;
+      const std::int64_t most = std::int64_t{1} << params.arrival_shift;
+      const std::int64_t left = params.recv_count[i / words] - first;
+      const std::int64_t rows = left < 0 ? 0 : left < most ? left : most;
+      add_release<Scope::gpu>(params.arrivals + i, kArrivalStep - rows * params.warps_per_row);
+    });
+  }
+
+  /// By every warp at its end: if the call has failed, nobody may wait for the rows that will not come.
+  DEEP_EP_DEVICE void tell_failure() const {
+    if (params.arrivals == nullptr || !aborted(params.common.wait)) return;
+    warp::each(params.num_local_experts * params.arrival_words,
+               [&](int i) { store_relaxed<Scope::gpu>(params.arrivals + i, kArrivalFailed); });
   }
 
   // ---- Rows ----
@@ -304,7 +301,7 @@ struct DispatchReceiver {
     if (part == params.warps_per_row - 1) note_row(lines.head(), source, slot, position);
     if (!scaled) return;  // the call is over
     const int local = local_expert(selection);
-    Arrivals{params}.tell_stored(places, local, position - local * params.expert_rows);
+    tell_stored(places, local, position - local * params.expert_rows);
   }
 
   /// In one lane for each rank that gets the row: its place in that rank's window; else nullptr. There is room: the

@@ -274,7 +274,8 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   block::sync();
   const CallWords::Epochs epochs = shared.words->epochs;
   const std::uint32_t& meaning = shared.words->meaning;
-  const Call sending(params, epochs.send, meaning), receiving(params, epochs.receive, meaning);
+  const Call sending{{common, epochs.send, params.row_bytes}, params, meaning};
+  const Call receiving{{common, epochs.receive, params.row_bytes}, params, meaning};
   LowLatencyCounters& counters = common.counters(LowLatencyKind::combine);
   if (is_middle_thread()) counters.add_part(params.phase);
   if (last_warp && tells && (kAnnounced || sends_part)) {

@@ -64,9 +64,6 @@ struct CombineCall : RankCall<LowLatencyKind::combine, kRdma> {
   const LowLatencyCombineParams& params;
   const std::uint32_t& meaning;  ///< see CallWords
 
-  DEEP_EP_DEVICE CombineCall(const LowLatencyCombineParams& of_call, std::uint64_t number, const std::uint32_t& means)
-      : Base{of_call.common, number, of_call.row_bytes}, params(of_call), meaning(means) {}
-
   /// Announces a selection of this rank. Its cell also has the meaning, and the expert above the epoch.
   DEEP_EP_DEVICE void announce(const Selection& selection, Cell* cell) const {
     store_cell(cell, std::uint64_t{bits_of(selection.weight)} << 32 | meaning,

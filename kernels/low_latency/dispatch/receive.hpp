@@ -315,8 +315,7 @@ struct DispatchReceiver {
     int rank = selects ? params.rank_of(static_cast<int>(expert)) : -1;
     if (selects && !call().in_own_node(rank)) rank = -1;
     const bool leads = lowest_bit(warp::match_any(static_cast<std::uint32_t>(rank))) == lane && rank >= 0;
-    const int at = slot < static_cast<std::uint32_t>(params.max_tokens) ? static_cast<int>(slot) : 0;
-    return leads ? call().row(source, at).in(shared.heaps[rank]) : nullptr;
+    return leads ? call().row(source, static_cast<int>(slot)).in(shared.heaps[rank]) : nullptr;
   }
 
   DEEP_EP_DEVICE int local_expert(std::uint32_t selection) const {

@@ -217,14 +217,12 @@ using DispatchCall = RankCall<LowLatencyKind::dispatch, kRdma>;
 /// One thread of a block, of a warp that has less to do than the first and the last one, if there are so many.
 DEEP_EP_DEVICE bool is_middle_thread() { return thread_index() == block_warps() / 2 * kWarpSize; }
 
-/// A block's knowledge of its call, in shared memory; and words to receive again.
+/// What a block knows of its call, in shared memory.
 struct CallWords {
   struct Epochs {
     std::uint64_t send, receive;
   } epochs;                   ///< of the call that the kernel sends, and of the one that it receives
   std::uint64_t seen;         ///< the version of the masks when the block began to receive
-  std::int32_t last;          ///< all other blocks have finished
-  std::int32_t again;         ///< not all was received with the same masks, and this block is to receive again
   std::int32_t destinations;  ///< of dispatch: of the current token
   std::uint32_t meaning;      ///< of combine: what ranks mean by it: its shape, and the dispatch that the handle is of
 
@@ -271,18 +269,19 @@ DEEP_EP_DEVICE bool receive_with_masks(const LowLatencyParams& common, LowLatenc
     receive(again);
     if (!kMasks || common.mask == nullptr) return false;
     block::sync();
+    bool last = true, same = true;  // have all blocks finished, with the same masks?
     if (thread_index() == 0) {
       std::uint64_t& finished = common.counters(kind).finished;
       const auto blocks = static_cast<std::uint64_t>(common.working_blocks);
       const std::uint64_t own = (std::uint64_t{1} << kVersionBits) + words.seen;
       const std::uint64_t all = again ? own * blocks : fetch_add_acq_rel<Scope::gpu>(&finished, own) + own;
       words.seen = load_acquire<Scope::gpu>(&common.wait.control->version);
-      words.last = all >> kVersionBits == blocks ? 1 : 0;
-      words.again = words.last != 0 && all != ((std::uint64_t{1} << kVersionBits) + words.seen) * blocks ? 1 : 0;
-      if (words.last != 0) store_relaxed<Scope::gpu>(&finished, std::uint64_t{0});
+      last = all >> kVersionBits == blocks;
+      same = all == ((std::uint64_t{1} << kVersionBits) + words.seen) * blocks;
+      if (last) store_relaxed<Scope::gpu>(&finished, std::uint64_t{0});
     }
-    block::sync();
-    if (words.again == 0) return words.last != 0;
+    last = block::all(last);
+    if (block::all(same) || !last) return last;
   }
 }
 

@@ -201,6 +201,10 @@ struct RankCall {
   DEEP_EP_DEVICE Place<std::byte> relayed_row(int node, int slot) const {
     return common.window.relayed[kIndex].at(epoch, node, slot, row_bytes);
   }
+  /// At a far rank: row `slot` that this rank sends to it, or by rails in a dispatch to all of its node.
+  DEEP_EP_DEVICE Place<std::byte> posted_row(int slot) const {
+    return kKind == LowLatencyKind::dispatch && uses_rails() ? relayed_row(own_node(), slot) : row(common.rank, slot);
+  }
 
  private:
   DEEP_EP_DEVICE std::uint64_t* staged_flag(int to, int index, int warp) const {
@@ -302,12 +306,6 @@ DEEP_EP_DEVICE bool receive_with_masks(const LowLatencyParams& common, LowLatenc
 // that neither finished nor gave up within two calls; the rank finds other tags in those rows, and waits for ours in
 // vain. Only a line that is read while it is written could have our tag and other bytes.
 
-/// A row as a lane of its poster knows it.
-struct PostedRow {
-  int place;            ///< the position of which the peer is told; 0: the peer does not get the row
-  Place<std::byte> to;  ///< at the peer
-};
-
 /// One lane to one far rank in one call, by a whole warp. Functions that return bool return false when the rank is to
 /// be left: it is given up, or the call is over.
 template <class Call>
@@ -328,15 +326,16 @@ class CallPoster {
   }
 
   /// Posts the rows that go by this lane of those that are staged for `to` by so many warps, in the order of their
-  /// numbers: `row_of(number)`, by the whole warp, a number below `count` each. Never holds back one that is ready with
-  /// all before it. An addition may wait for the writes before it, a round trip: so the peer is told again only when
-  /// what it was told before has arrived. Call tell_rest() behind the last rows.
-  template <class RowOf>
-  DEEP_EP_DEVICE void post_rows(int count, int to, int warps, RowOf row_of) {
+  /// numbers: `place_of(number)`, by the whole warp, a number below `count` each, is the position of which the peer is
+  /// told; 0: it does not get the row. Never holds back one that is ready with all before it. An addition may wait for
+  /// the writes before it, a round trip: so the peer is told again only when what it was told before has arrived. Call
+  /// tell_rest() behind the last rows.
+  template <class PlaceOf>
+  DEEP_EP_DEVICE void post_rows(int count, int to, int warps, PlaceOf place_of) {
     for (int begin = 0; begin < count; begin += kWarpSize) {
       const int number = begin + lane_index();
-      const PostedRow row = row_of(number < count ? number : -1);
-      std::uint32_t left = warp::ballot(row.place != 0 && call.lane(row.place - 1) == lane);
+      const int place = place_of(number < count ? number : -1);
+      std::uint32_t left = warp::ballot(place != 0 && call.lane(place - 1) == lane);
       while (left != 0) {
         std::uint32_t now = 0;
         const auto some_ready = [&](Poll&) {
@@ -348,8 +347,9 @@ class CallPoster {
         if (!poll_until(some_ready, [&](const Poll&) { return leaves(); })) return;
         if (now != 0) {
           const bool mine_now = (now >> lane_index() & 1) != 0;
-          if (!queue.put(row.to.offset, call.staged_row(to, number).offset, call.row_bytes, mine_now)) return;
-          untold_ = warp::max(mine_now ? row.place : 0);
+          const Place<std::byte> at_peer = call.posted_row(place - 1);
+          if (!queue.put(at_peer.offset, call.staged_row(to, number).offset, call.row_bytes, mine_now)) return;
+          untold_ = warp::max(mine_now ? place : 0);
           left &= ~now;
         }
         if (!may_tell()) {

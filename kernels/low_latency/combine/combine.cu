@@ -198,9 +198,7 @@ DEEP_EP_DEVICE void post_to(const LowLatencyCombineParams& params, CallPoster<Ca
     for (int k = 0; sums && row >= 0 && k < params.num_topk; ++k) {
       mine = call.announced_member(peer, row, k) >= 0 || mine;
     }
-    if (!mine) return PostedRow{};
-    const int token = sums ? row : load_stream(table.token(peer, row));
-    return PostedRow{token + 1, call.row(common.rank, token)};
+    return !mine ? 0 : 1 + (sums ? row : load_stream(table.token(peer, row)));
   });
   poster.tell_rest();
 }

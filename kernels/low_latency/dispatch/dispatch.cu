@@ -47,9 +47,7 @@ DEEP_EP_DEVICE void post_to(const DispatchSender<true>& sender, CallPoster<Dispa
     const std::uint32_t all = warp::ballot(mine);
     const int slot = slots + count_bits(all & ((1u << lane_index()) - 1));
     slots += count_bits(all);
-    const Place<std::byte> to =
-        call.uses_rails() ? call.relayed_row(call.own_node(), slot) : call.row(common.rank, slot);
-    return PostedRow{mine ? slot + 1 : 0, to};
+    return mine ? slot + 1 : 0;
   });
 
   // 3. The peer has learned of the counts with the first rows, or does here: also when the call is over for this rank,

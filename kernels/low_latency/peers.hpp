@@ -54,13 +54,6 @@ DEEP_EP_DEVICE void report_failures(const LowLatencyParams& common) {
   }
 }
 
-/// Ends a combine: `peer` means another one; or selects what was not dispatched (`field` 1), or this rank does (2). The
-/// control thread tells the others.
-DEEP_EP_DEVICE void refuse_call(const LowLatencyParams& common, int peer, int field, std::uint64_t ours,
-                                std::uint64_t theirs) {
-  report_fault(common.wait, FaultKind::mismatch, Wanted::low_latency_combine_selection, peer, field, ours, theirs);
-}
-
 /// Ends a wait if nothing comes from `peer` any more, or if it has lasted for too long: ends the call, or goes on,
 /// where the peer is masked now.
 template <bool kRdma>

@@ -217,7 +217,7 @@ struct CombineAdder {
     const std::uint64_t seen =
         load_acquire<Scope::system>(reinterpret_cast<const std::uint64_t*>(row + kTaggedPayload));
     if (seen == call.tag(expert)) return;
-    refuse_call(params.common, rank, 2, static_cast<std::uint32_t>(expert), static_cast<std::uint32_t>(token));
+    call.refuse(rank, 2, static_cast<std::uint32_t>(expert), static_cast<std::uint32_t>(token));
   }
 
   DEEP_EP_DEVICE bool measures(int unit) const { return params.wait_cost != nullptr && unit == 0; }

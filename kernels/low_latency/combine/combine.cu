@@ -83,7 +83,7 @@ struct CombinePusher : RowPusher {
       const std::int32_t in_expert = row.position - expert * params.expert_rows;  // if it is the row of that expert
       const bool other = here && (row.position < 0 || in_expert < 0 || in_expert >= params.expert_rows);
       if (other) {
-        refuse_call(params.common, row.source, 1, std::uint64_t{now.index.low}, static_cast<std::uint64_t>(row.token));
+        call.refuse(row.source, 1, now.index.low, static_cast<std::uint64_t>(row.token));
       }
       rows = warp::ballot(here);
       weight = now.weight;

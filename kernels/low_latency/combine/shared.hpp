@@ -75,10 +75,15 @@ struct CombineCall : RankCall<LowLatencyKind::combine, kRdma> {
     const Cell cell = load_cell(common.window.selections.at(epoch, owner).in(common.local) + selection);
     const auto theirs = static_cast<std::uint32_t>(cell.payload);
     const bool came = (cell.epoch & ((std::uint64_t{1} << kEpochBits) - 1)) >= epoch;
-    if (came && theirs != meaning) refuse_call(common, owner, 0, meaning, theirs);
+    if (came && theirs != meaning) refuse(owner, 0, meaning, theirs);
     return {{static_cast<std::uint32_t>(cell.epoch >> kEpochBits), 0},
             float_from_bits(static_cast<std::uint32_t>(cell.payload >> 32)),
             came && theirs == meaning};
+  }
+  /// Ends the call: `peer` means another one; or selects what was not dispatched (`field` 1), or this rank does (2).
+  /// The control thread tells the others.
+  DEEP_EP_DEVICE void refuse(int peer, int field, std::uint64_t ours, std::uint64_t theirs) const {
+    report_fault(common.wait, FaultKind::mismatch, Wanted::low_latency_combine_selection, peer, field, ours, theirs);
   }
   /// By a whole warp: waits until a far owner has announced its selections, acquiring them.
   DEEP_EP_DEVICE bool await_announced(int far_owner) const {

@@ -56,6 +56,7 @@ struct DispatchReceiver {
     }
     const auto head = __builtin_bit_cast(CountHead, payload);
     shared.rows[source] = head.rows;
+    if (writes) *params.table().rows(source) = head.rows;
     if (kRdma) shared.relayed[source] = head.relayed;
     if (!came || head.call_shape == params.call_shape) return true;
     report_fault(common.wait, FaultKind::mismatch, Wanted::low_latency_dispatch_counts, source, 0, params.call_shape,
@@ -92,14 +93,11 @@ struct DispatchReceiver {
 
   /// By whole blocks: learns how many rows come. False: the call is over.
   DEEP_EP_DEVICE bool learn_counts() const {
-    const int num_ranks = params.common.num_ranks;
     const Divisor& cells = params.count_cells;
     bool learned = true;
-    block::each(cells * num_ranks, [&](int i) { learned = learn(i / cells, i % cells) && learned; });
+    block::each(cells * params.common.num_ranks, [&](int i) { learned = learn(i / cells, i % cells) && learned; });
     learned = block::all(learned);
     block::each(params.num_local_experts, [&](int local) { add_up(local); });
-    block::each(writes ? num_ranks : 0,
-                [&](int source) { *params.table().rows(source) = static_cast<std::int32_t>(shared.rows[source]); });
     if (writes && thread_index() == 0) *params.table().epoch() = static_cast<std::int32_t>(epoch);
     block::sync();
     if (writes) tell_counts();

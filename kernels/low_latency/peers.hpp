@@ -245,13 +245,16 @@ struct CallShared {
   std::uint64_t* acknowledged = carver.take<std::uint64_t>(num_ranks);
   RdmaQueuePair* posters = carver.take<RdmaQueuePair>(poster_warps, kLine);
 
-  /// By all threads of the block, which syncs after it: each warp waits for its own loads alone.
+  /// By all threads of the block: learns which call this is, each warp waiting for its own loads alone; syncs; and
+  /// counts the block's part.
   template <LowLatencyKind kKind>
-  DEEP_EP_DEVICE void prepare(const LowLatencyParams& common, bool sends) const {
+  DEEP_EP_DEVICE void begin(const LowLatencyParams& common, LowLatencyPhase phase) const {
     if (thread_index() == block_threads() - 1) words->read(common, kKind);
-    block::each(sends ? num_ranks : 0, [&](int rank) {
+    block::each(phase.sends ? num_ranks : 0, [&](int rank) {
       acknowledged[rank] = RankCall<kKind, false>{common, 0, 0}.load_acknowledged(rank);
     });
+    block::sync();
+    if (is_middle_thread()) common.counters(kKind).add_part(phase);
   }
 };
 
@@ -384,17 +387,18 @@ class CallPoster {
 /// By a whole warp of a block that posts: serves one rank, or one lane to it. `post(poster)` posts what the peer gets
 /// in the call that is sent.
 template <class Call, class Post>
-DEEP_EP_DEVICE void serve_lane(const Call& call, std::uint64_t received, bool sends, RdmaQueuePair* pairs, Post post) {
+DEEP_EP_DEVICE void serve_lane(const Call& call, const CallShared& shared, bool sends, Post post) {
   const LowLatencyParams& common = call.common;
   const int index = call.first_posted() + warp_index();
   if (index >= common.num_far * common.lanes) return;
   const int peer = call.far_rank(index % common.num_far), lane = index / common.num_far;
   if (warp::any(masked(common, peer))) return;
-  RdmaQueuePair& own = pairs[warp_index()];  // which every entry needs
+  RdmaQueuePair& own = shared.posters[warp_index()];  // which every entry needs
   copy_words(&own, &common.queue_pair(channel_of(Call::kCall, lane), peer), sizeof own);
   warp::sync();
   CallPoster poster(call, peer, lane, own);
-  const bool on = lane != 0 || call.tell(poster.queue, peer, LowLatencyMailbox::kAcknowledged, received);
+  const bool on =
+      lane != 0 || call.tell(poster.queue, peer, LowLatencyMailbox::kAcknowledged, shared.words->epochs.receive - 1);
   if (sends && on && poster.await_room()) post(poster);
   poster.close();
 }

@@ -206,8 +206,7 @@ DEEP_EP_DEVICE void post_to(const LowLatencyCombineParams& params, CallPoster<Ca
 /// By whole blocks that post: the selections, once for all ranks of this block; then each warp serves one rank, or one
 /// lane to it.
 template <class Call>
-DEEP_EP_DEVICE void post_combine(const LowLatencyCombineParams& params, const Call& call, std::uint64_t received,
-                                 const CombineShared& shared) {
+DEEP_EP_DEVICE void post_combine(const LowLatencyCombineParams& params, const Call& call, const CombineShared& shared) {
   const LowLatencyParams& common = params.common;
   const Place<Cell> staged = common.window.staged_selections.at(call.epoch, block_index() - common.working_blocks);
   if (params.phase.sends && call.first_posted() < common.num_far) {
@@ -216,8 +215,7 @@ DEEP_EP_DEVICE void post_combine(const LowLatencyCombineParams& params, const Ca
     });
   }
   block::sync();
-  serve_lane(call, received, params.phase.sends, shared.posters,
-             [&](CallPoster<Call>& poster) { post_to(params, poster, staged); });
+  serve_lane(call, shared, params.phase.sends, [&](CallPoster<Call>& poster) { post_to(params, poster, staged); });
 }
 
 // By rails every warp of a block shares the row that it adds.
@@ -265,22 +263,19 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   // 2. Which call is this? The last warp then does what no other waits for: it tells the peers which call this rank is
   // done with. With two calls in flight the next one may be what waits for room: so receive parts without announcements
   // are acknowledged when all is done.
-  shared.prepare<LowLatencyKind::combine>(common, sends_part);
   if (is_middle_thread()) {
     shared.words->meaning = params.call_shape ^ static_cast<std::uint32_t>(load_stream(params.table().epoch()));
   }
-  block::sync();
+  shared.begin<LowLatencyKind::combine>(common, params.phase);
   const CallWords::Epochs epochs = shared.words->epochs;
   const std::uint32_t& meaning = shared.words->meaning;
   const Call sending{{common, epochs.send, params.row_bytes}, params, meaning};
   const Call receiving{{common, epochs.receive, params.row_bytes}, params, meaning};
-  LowLatencyCounters& counters = common.counters(LowLatencyKind::combine);
-  if (is_middle_thread()) counters.add_part(params.phase);
   if (last_warp && tells && (kAnnounced || sends_part)) {
     sending.acknowledge_all(epochs.receive - 1, masks && sends_part);
     warp::sync();
   }
-  if (kRdma && !works) return post_combine(params, sending, epochs.receive - 1, shared);
+  if (kRdma && !works) return post_combine(params, sending, shared);
 
   // 3. As owner, tell the expert ranks which of their rows count, and how much. As expert side, push rows.
   if (announces) announce(params, sending, shared, loaded);
@@ -307,10 +302,10 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   // 5. If the call is not over, the last block tells the peers: that all rows are there (what others wrote in a send
   // part is ordered before), or that they may send the call after the next (and what they read).
   block::sync();
+  std::uint32_t& arrived = common.counters(LowLatencyKind::combine).arrived;
   const auto blocks = static_cast<std::uint32_t>(grid_blocks());
-  const bool last =
-      thread_index() == 0 && (kUnreduced && sends_part ? last_to_arrive<Scope::system>(&counters.arrived, blocks)
-                                                       : last_to_arrive<Scope::gpu>(&counters.arrived, blocks));
+  const bool last = thread_index() == 0 && (kUnreduced && sends_part ? last_to_arrive<Scope::system>(&arrived, blocks)
+                                                                     : last_to_arrive<Scope::gpu>(&arrived, blocks));
   if (warp != 0 || !warp::any(last && !aborted(common.wait))) return;
   warp::sync();
   if (!sends_part) return receiving.acknowledge_all(epochs.receive);

@@ -61,13 +61,10 @@ DEEP_EP_DEVICE void post_dispatch(DispatchSender<true>& sender) {
   const bool sending = params.phase.sends;
   if (sending) sender.other = sender.load_selection(0, params.num_tokens);
   if (sending) sender.clear_counts();
-  sender.shared.prepare<LowLatencyKind::dispatch>(params.common, sending);
-  block::sync();
-  const CallWords::Epochs epochs = sender.shared.words->epochs;
-  if (is_middle_thread()) params.common.counters(LowLatencyKind::dispatch).add_part(params.phase);
+  sender.shared.begin<LowLatencyKind::dispatch>(params.common, params.phase);
   if (sending) sender.count(0, params.num_tokens, sender.call().uses_rails());
   block::sync();
-  serve_lane(sender.call(), epochs.receive - 1, sending, sender.shared.posters,
+  serve_lane(sender.call(), sender.shared, sending,
              [&](CallPoster<DispatchCall<true>>& poster) { post_to(sender, poster); });
 }
 
@@ -92,15 +89,13 @@ DEEP_EP_DEVICE void dispatch_body(const LowLatencyDispatchParams& params, std::b
   if (sending && tells) sender.other = sender.load_selection(0, params.num_tokens);
   if (sending && !tells) sender.load(block_index() - 1, 0);
   if (sending) sender.clear_counts();
-  shared.prepare<LowLatencyKind::dispatch>(common, sending);
   if (sending && warp_index() == block_warps() / 2) {
     warp::each(common.num_ranks, [&](int rank) { shared.heaps[rank] = common.heaps[rank]; });
   }
-  block::sync();
+  shared.begin<LowLatencyKind::dispatch>(common, params.phase);
   const CallWords& words = *shared.words;
 
   // 2. Send. The counts come first, as others wait for them.
-  if (is_middle_thread()) common.counters(LowLatencyKind::dispatch).add_part(params.phase);
   if (sending && tells) {
     sender.count(0, params.num_tokens);
     block::sync();

@@ -159,7 +159,7 @@ struct LowLatencyRow {
   DEEP_EP_HOST_DEVICE std::uint32_t payload_at() const { return (head_lines() * kTaggedPayload + 15) / 16 * 16; }
   DEEP_EP_HOST_DEVICE std::uint32_t stage_bytes() const { return payload_at() + payload_bytes(); }
 
-  static constexpr std::uint32_t kNoExpert = 0xffff;  ///< in the lower half of a selection; its place is in the upper
+  static constexpr std::uint32_t kNoExpert = 0xffff;  ///< no rank's; in a selection's lower half, its place is above
 };
 
 /// Scales of received rows, as grouped GEMMs load them, in words: float, or with UE8M0 the exponents of four

@@ -306,14 +306,12 @@ struct DispatchReceiver {
   /// block has the rank's counts of this call, and a rank sends none before it has received the call before the last.
   DEEP_EP_DEVICE std::byte* relayed_to(int source, const Cell& head) const {
     const int lane = lane_index();
-    const int k = lane < params.num_topk ? lane : 0;
-    const std::uint32_t expert = header_word(head, row.selection_word(k)) & 0xffffu;
-    const std::uint32_t slot = header_word(head, row.second_word(k));
-    const bool selects = lane < params.num_topk && expert != LowLatencyRow::kNoExpert;
-    int rank = selects ? params.rank_of(static_cast<int>(expert)) : -1;
-    if (selects && !call().in_own_node(rank)) rank = -1;
-    const bool leads = lowest_bit(warp::match_any(static_cast<std::uint32_t>(rank))) == lane && rank >= 0;
-    return leads ? call().row(source, static_cast<int>(slot)).in(shared.heaps[rank]) : nullptr;
+    const int rank = params.rank_of(static_cast<int>(header_word(head, row.selection_word(lane)) & 0xffffu));
+    const std::uint32_t slot = header_word(head, row.second_word(lane));
+    const bool wants = lane < params.num_topk && call().in_own_node(rank);
+    const std::uint32_t same = warp::match_any(wants ? static_cast<std::uint32_t>(rank) : ~0u);
+    return wants && lowest_bit(same) == lane ? call().row(source, static_cast<int>(slot)).in(shared.heaps[rank])
+                                             : nullptr;
   }
 
   DEEP_EP_DEVICE int local_expert(std::uint32_t selection) const {
@@ -323,7 +321,7 @@ struct DispatchReceiver {
   /// The row of recv_x that belongs to the lane's selection; -1: on another rank, or there is none (see add_up).
   DEEP_EP_DEVICE std::int32_t place(int source, std::uint32_t selection) const {
     const int local = local_expert(selection);
-    if ((selection & 0xffffu) == LowLatencyRow::kNoExpert || local < 0 || local >= params.num_local_experts) return -1;
+    if (local < 0 || local >= params.num_local_experts) return -1;
     const std::uint32_t index = entries(source, local) + (selection >> 16);
     if (index >= static_cast<std::uint32_t>(params.expert_rows)) return -1;
     return local * params.expert_rows + static_cast<std::int32_t>(index);
@@ -333,8 +331,7 @@ struct DispatchReceiver {
   DEEP_EP_DEVICE void note_row(const Cell& head, int source, int slot, std::int32_t position) const {
     const int lane = lane_index();
     const auto token = static_cast<std::int32_t>(header_word(head, LowLatencyRow::kToken));
-    const int k = lane < params.num_topk ? lane : 0;
-    const float weight = row.weighted ? float_from_bits(header_word(head, row.second_word(k))) : 0.0f;
+    const float weight = row.weighted ? float_from_bits(header_word(head, row.second_word(lane))) : 0.0f;
     if (lane == 0) *params.table().token(source, slot) = token;
     if (lane >= params.num_topk) return;
     *params.table().position(source, slot, lane) = position;

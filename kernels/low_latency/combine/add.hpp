@@ -196,15 +196,11 @@ struct CombineAdder {
       const int expert = warp::shuffle(terms.expert, term);
       const std::byte* row = warp::shuffle(terms.row, term);
       if (lane_index() == 0) compare_row(token, expert, rank, row);
-      warp::sync();
-      return false;
-    } else {
-      if (lane_index() == 0 && !masked(params.common, rank)) {
-        call.ends({rank, Wanted::low_latency_combine_rows, call.epoch}, begin);
-      }
-      warp::sync();
-      return warp::any(masked(params.common, rank));
+    } else if (lane_index() == 0 && !masked(params.common, rank)) {
+      call.ends({rank, Wanted::low_latency_combine_rows, call.epoch}, begin);
     }
+    warp::sync();
+    return !kUnreduced && warp::any(masked(params.common, rank));
   }
   /// By one thread, unreduced, of the row of `expert` of `rank`, which does not come: if another expert's row lies
   /// there, the call ends; but only once all ranks have sent and agree, as one that means another call, with rows of

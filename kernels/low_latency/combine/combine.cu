@@ -230,7 +230,6 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   using Pusher = std::conditional_t<kUnreduced, UnreducedPusher, CombinePusher<Call, kWeighted>>;
   constexpr bool kAnnounced = !kWeighted && !kUnreduced;
   const LowLatencyParams& common = params.common;
-  const CombineWire wire{params.hidden};
   const bool masks = kAnnounced && common.mask != nullptr;
   const bool sends_part = params.phase.sends;
   const int warp = warp_index();
@@ -292,7 +291,7 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   if (params.phase.receives) {
     if (!kAnnounced && last_warp && tells) receiving.await_meanings();
     const int member = (block_index() & by_two) * block_warps() + warp;
-    const Adder adder{params, wire, receiving, member, block_warps() << by_two, loaded, first};
+    const Adder adder{params, receiving, member, block_warps() << by_two, loaded, first};
     const int step = common.working_blocks >> by_two;
     receive_with_masks<kAnnounced>(common, LowLatencyKind::combine, *shared.words,
                                    [&](bool again) { adder.add_all(again ? 0 : first, again ? 1 : step); });

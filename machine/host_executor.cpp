@@ -149,7 +149,7 @@ class HostExecutor final : public Backend, public std::enable_shared_from_this<H
 void (*host_machine::enqueue)(KernelLaunch launch, void* stream) = &launch;
 
 const KernelTable& host_kernels() {
-#define DEEP_EP_LAUNCHER(name, Params, max_threads) .name = host::launch_##name,
+#define DEEP_EP_LAUNCHER(name, Params, max_threads) .name = kernels::name::launch_host,
   static const KernelTable table{DEEP_EP_KERNELS(DEEP_EP_LAUNCHER)};
 #undef DEEP_EP_LAUNCHER
   return table;

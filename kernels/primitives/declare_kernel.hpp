@@ -2,11 +2,9 @@
 //
 //   DEEP_EP_DECLARE_KERNEL(scale, deep_ep::ScaleParams, /*threads of a block, at most*/ 512)
 //
-// outside any namespace (those of the library in kernels/kernel_list.hpp). This declares its launchers
-//   deep_ep::cuda::launch_scale(const ScaleParams&, const LaunchShape&, void* stream)
-//   deep_ep::host::launch_scale(...)
-//   deep_ep::cuda::load_scale(), which makes sure that no launch has to load it
-// and deep_ep::kernels::scale, which says what its parameters and its largest block are. See launch.hpp for the rest.
+// outside any namespace (those of the library in kernels/kernel_list.hpp). This declares deep_ep::kernels::scale, which
+// has its parameters, its largest block and its launchers; load_cuda() makes sure that no launch has to load it. See
+// launch.hpp for the rest.
 #pragma once
 
 #include <cstddef>
@@ -21,18 +19,14 @@ struct LaunchShape {
 
 }  // namespace deep_ep
 
-#define DEEP_EP_DECLARE_KERNEL(name, ParamsType, max_threads)                           \
-  namespace deep_ep::kernels {                                                          \
-  struct name {                                                                         \
-    using Params = ParamsType;                                                          \
-    static constexpr const char* kName = #name;                                         \
-    static constexpr int kMaxThreads = max_threads;                                     \
-  };                                                                                    \
-  }                                                                                     \
-  namespace deep_ep::cuda {                                                             \
-  void launch_##name(const ParamsType& params, const LaunchShape& shape, void* stream); \
-  void load_##name();                                                                   \
-  }                                                                                     \
-  namespace deep_ep::host {                                                             \
-  void launch_##name(const ParamsType& params, const LaunchShape& shape, void* stream); \
+#define DEEP_EP_DECLARE_KERNEL(name, ParamsType, max_threads)                              \
+  namespace deep_ep::kernels {                                                             \
+  struct name {                                                                            \
+    using Params = ParamsType;                                                             \
+    static constexpr const char* kName = #name;                                            \
+    static constexpr int kMaxThreads = max_threads;                                        \
+    static void launch_host(const Params& params, const LaunchShape& shape, void* stream); \
+    static void launch_cuda(const Params& params, const LaunchShape& shape, void* stream); \
+    static void load_cuda();                                                               \
+  };                                                                                       \
   }

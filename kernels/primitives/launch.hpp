@@ -3,8 +3,8 @@
 //   DEEP_EP_DEFINE_KERNEL(scale, deep_ep::device::scale_body)
 //
 // for a kernel of declare_kernel.hpp and `DEEP_EP_DEVICE void scale_body(const ScaleParams&, std::byte* shared)`. Makes
-// deep_ep::cuda::launch_scale by nvcc, deep_ep::host::launch_scale as C++. Params are copied into the launch; shared
-// memory has shape.shared_bytes bytes and is aligned to 1024.
+// scale::launch_cuda by nvcc, scale::launch_host as C++. Params are copied into the launch; shared memory has
+// shape.shared_bytes bytes and is aligned to 1024.
 #pragma once
 
 #include <string>

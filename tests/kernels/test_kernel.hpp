@@ -31,9 +31,9 @@ class TestKernel {
 };
 
 #if DEEP_EP_HAVE_CUDA
-#define DEEP_EP_TEST_LAUNCHERS(name) &deep_ep::host::launch_##name, &deep_ep::cuda::launch_##name
+#define DEEP_EP_TEST_LAUNCHERS(name) deep_ep::kernels::name::launch_host, deep_ep::kernels::name::launch_cuda
 #else
-#define DEEP_EP_TEST_LAUNCHERS(name) &deep_ep::host::launch_##name, nullptr
+#define DEEP_EP_TEST_LAUNCHERS(name) deep_ep::kernels::name::launch_host, nullptr
 #endif
 
 /// The executors of this machine: the host's under this seed and, with a GPU, CUDA's.

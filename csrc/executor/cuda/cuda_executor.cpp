@@ -241,14 +241,14 @@ class CudaExecutor final : public Backend, public std::enable_shared_from_this<C
   }
 
   const KernelTable& kernels() const override {
-#define DEEP_EP_LAUNCHER(name, Params, max_threads) .name = launch_##name,
+#define DEEP_EP_LAUNCHER(name, Params, max_threads) .name = kernels::name::launch_cuda,
     static const KernelTable table{DEEP_EP_KERNELS(DEEP_EP_LAUNCHER)};
 #undef DEEP_EP_LAUNCHER
     return table;
   }
   void load_kernels() const override {
     const CurrentContext current(*context_);
-#define DEEP_EP_LOAD(name, Params, max_threads) load_##name();
+#define DEEP_EP_LOAD(name, Params, max_threads) kernels::name::load_cuda();
     DEEP_EP_KERNELS(DEEP_EP_LOAD)
 #undef DEEP_EP_LOAD
   }

@@ -66,16 +66,16 @@ void load(void (*kernel)(typename Kernel::Params)) {
 
 }  // namespace deep_ep::cuda
 
-#define DEEP_EP_DEFINE_KERNEL(name, body)                                                           \
-  namespace deep_ep::cuda {                                                                         \
-  __global__ void __launch_bounds__(kernels::name::kMaxThreads, 1) name                             \
-      ##_kernel(const __grid_constant__ kernels::name::Params params) {                             \
-    extern __shared__ __align__(1024) std::byte shared_memory[];                                    \
-    begin_kernel();                                                                                 \
-    body(params, shared_memory);                                                                    \
-  }                                                                                                 \
-  void launch_##name(const kernels::name::Params& params, const LaunchShape& shape, void* stream) { \
-    launch<kernels::name>(name##_kernel, params, shape, stream);                                    \
-  }                                                                                                 \
-  void load_##name() { load<kernels::name>(name##_kernel); }                                        \
-  }
+#define DEEP_EP_DEFINE_KERNEL(name, body)                                                                  \
+  namespace deep_ep::cuda {                                                                                \
+  __global__ void __launch_bounds__(kernels::name::kMaxThreads, 1) name                                    \
+      ##_kernel(const __grid_constant__ kernels::name::Params params) {                                    \
+    extern __shared__ __align__(1024) std::byte shared_memory[];                                           \
+    begin_kernel();                                                                                        \
+    body(params, shared_memory);                                                                           \
+  }                                                                                                        \
+  }                                                                                                        \
+  void deep_ep::kernels::name::launch_cuda(const Params& params, const LaunchShape& shape, void* stream) { \
+    cuda::launch<name>(cuda::name##_kernel, params, shape, stream);                                        \
+  }                                                                                                        \
+  void deep_ep::kernels::name::load_cuda() { cuda::load<name>(cuda::name##_kernel); }

@@ -22,12 +22,9 @@ struct KernelLaunch {
 
 }  // namespace deep_ep::host_machine
 
-#define DEEP_EP_DEFINE_KERNEL(name, body)                                                                              \
-  namespace deep_ep::host {                                                                                            \
-  void launch_##name(const kernels::name::Params& params, const LaunchShape& shape, void* stream) {                    \
-    using Kernel = kernels::name;                                                                                      \
-    check_launch_shape(Kernel::kName, shape, Kernel::kMaxThreads);                                                     \
-    const auto entry = [](const void* p, std::byte* shared) { body(*static_cast<const Kernel::Params*>(p), shared); }; \
-    host_machine::enqueue({Kernel::kName, shape, std::make_shared<const Kernel::Params>(params), entry}, stream);      \
-  }                                                                                                                    \
+#define DEEP_EP_DEFINE_KERNEL(name, body)                                                                      \
+  void deep_ep::kernels::name::launch_host(const Params& params, const LaunchShape& shape, void* stream) {     \
+    check_launch_shape(kName, shape, kMaxThreads);                                                             \
+    const auto entry = [](const void* p, std::byte* shared) { body(*static_cast<const Params*>(p), shared); }; \
+    host_machine::enqueue({kName, shape, std::make_shared<const Params>(params), entry}, stream);              \
   }

@@ -55,22 +55,15 @@ DEEP_EP_HOST_DEVICE constexpr std::uint32_t swap32(std::uint32_t v) {
 DEEP_EP_HOST_DEVICE constexpr std::uint32_t high_half(std::uint64_t v) { return static_cast<std::uint32_t>(v >> 32); }
 DEEP_EP_HOST_DEVICE constexpr std::uint32_t low_half(std::uint64_t v) { return static_cast<std::uint32_t>(v); }
 
-/// What every entry begins with.
-struct EntryHeader {
-  std::uint64_t index = 0;   ///< since the queue pair was made; the device knows its lowest 16 bits
-  std::uint32_t number = 0;  ///< of the queue pair, 24 bits
-  std::uint32_t flags = 0;   ///< 0 or kFlagSignalled
-};
-
 /// Registered memory: the address that the key was registered for, plus an offset.
 struct KeyedAddress {
   std::uint64_t address = 0;
   std::uint32_t key = 0;
 };
 
-DEEP_EP_HOST_DEVICE Vec16 control_segment(const EntryHeader& header, std::uint32_t opcode, std::uint32_t segments) {
-  const std::uint32_t counter = static_cast<std::uint32_t>(header.index) & 0xffffu;
-  return {{swap32(counter << 8 | opcode), swap32(header.number << 8 | segments), header.flags << 24, 0}};
+DEEP_EP_HOST_DEVICE Vec16 control_segment(std::uint64_t index, std::uint32_t number, std::uint32_t opcode,
+                                          std::uint32_t segments) {
+  return {{swap32((static_cast<std::uint32_t>(index) & 0xffffu) << 8 | opcode), swap32(number << 8 | segments), 0, 0}};
 }
 DEEP_EP_HOST_DEVICE Vec16 remote_segment(const KeyedAddress& remote) {
   return {{swap32(high_half(remote.address)), swap32(low_half(remote.address)), swap32(remote.key), 0}};
@@ -79,20 +72,21 @@ DEEP_EP_HOST_DEVICE Vec16 data_segment(const KeyedAddress& local, std::uint32_t 
   return {{swap32(bytes), swap32(local.key), swap32(high_half(local.address)), swap32(low_half(local.address))}};
 }
 
-// ---- Whole entries. Segments behind the last one keep what they held; the device does not look at them ----
+// ---- Whole entries: number `index` of queue pair `number`, which has 24 bits; the device knows the lowest 16 of the
+// index. Segments behind the last one keep what they held; the device does not look at them ----
 
 /// RDMA write of 0 to 2^30 bytes. Without bytes it has no data segment: a segment of 0 bytes would mean 2^31.
-DEEP_EP_HOST_DEVICE void write_entry(WorkQueueEntry& entry, const EntryHeader& header, const KeyedAddress& remote,
-                                     const KeyedAddress& local, std::uint32_t bytes) {
-  entry.segment[0] = control_segment(header, kOpcodeWrite, bytes == 0 ? 2 : 3);
+DEEP_EP_HOST_DEVICE void write_entry(WorkQueueEntry& entry, std::uint64_t index, std::uint32_t number,
+                                     const KeyedAddress& remote, const KeyedAddress& local, std::uint32_t bytes) {
+  entry.segment[0] = control_segment(index, number, kOpcodeWrite, bytes == 0 ? 2 : 3);
   entry.segment[1] = remote_segment(remote);
   if (bytes != 0) entry.segment[2] = data_segment(local, bytes);
 }
 
 /// Adds to the 8-byte word at `remote` (a multiple of 8); the value before goes to the 8 bytes at `sink`.
-DEEP_EP_HOST_DEVICE void fetch_add_entry(WorkQueueEntry& entry, const EntryHeader& header, const KeyedAddress& remote,
-                                         const KeyedAddress& sink, std::uint64_t add) {
-  entry.segment[0] = control_segment(header, kOpcodeFetchAdd, 4);
+DEEP_EP_HOST_DEVICE void fetch_add_entry(WorkQueueEntry& entry, std::uint64_t index, std::uint32_t number,
+                                         const KeyedAddress& remote, const KeyedAddress& sink, std::uint64_t add) {
+  entry.segment[0] = control_segment(index, number, kOpcodeFetchAdd, 4);
   entry.segment[1] = remote_segment(remote);
   entry.segment[2] = {{swap32(high_half(add)), swap32(low_half(add)), 0, 0}};
   entry.segment[3] = data_segment(sink, 8);

@@ -51,14 +51,15 @@ class PortChannel {
   /// Copies `bytes` (0 to 2^30) of this rank's heap into the peer's.
   DEEP_EP_DEVICE bool put(std::uint64_t remote_offset, std::uint64_t local_offset, std::uint32_t bytes,
                           bool wanted = true) {
-    return post(wanted, [&](WorkQueueEntry& entry, const EntryHeader& header) {
-      write_entry(entry, header, {remote_offset, pair_.remote_key}, {local_offset, pair_.local_key}, bytes);
+    return post(wanted, [&](WorkQueueEntry& entry, std::uint64_t index) {
+      write_entry(entry, index, pair_.number, {remote_offset, pair_.remote_key}, {local_offset, pair_.local_key},
+                  bytes);
     });
   }
   /// Adds to an 8-byte word of the peer's heap (offset a multiple of 8), atomically among RDMA additions.
   DEEP_EP_DEVICE bool signal_add(std::uint64_t remote_offset, std::uint64_t add, bool wanted = true) {
-    return post(wanted, [&](WorkQueueEntry& entry, const EntryHeader& header) {
-      fetch_add_entry(entry, header, {remote_offset, pair_.signal_key}, pair_.sink, add);
+    return post(wanted, [&](WorkQueueEntry& entry, std::uint64_t index) {
+      fetch_add_entry(entry, index, pair_.number, {remote_offset, pair_.signal_key}, pair_.sink, add);
     });
   }
   /// Makes such a word `value`, unless it is that or more. `sent`: in memory of this rank, what the word will be once
@@ -71,7 +72,7 @@ class PortChannel {
     return true;
   }
 
-  /// Writes one entry for each member that wants one, in the order of the members. `write(entry, header)` fills it in.
+  /// Writes one entry for each member that wants one, in the order of the members. `write(entry, index)` fills it in.
   /// The entries are rung when a batch is full, or by flush().
   template <class Write>
   DEEP_EP_DEVICE bool post(bool wanted, Write&& write) {
@@ -80,7 +81,7 @@ class PortChannel {
     if (!make_room(count)) return false;
     if (wanted) {
       const std::uint64_t index = written_ + count_bits(votes & Group::members_before());
-      write(entry(index), EntryHeader{index, pair_.number, 0});
+      write(entry(index), index);
     }
     written_ += count;
     if (written_ - rung_ >= pair_.batch) flush();

@@ -179,12 +179,12 @@ TEST(RdmaBadEntry, IsAFailureThatSaysWhy) {
       {[](Entry& e) { set(e.segment[2], 0, 0); }, "data of 0 bytes"},
       {[](Entry& e) { set(e.segment[0], 1, kFourSegments); }, "opcode 0x08, modifier 0, 4 segments"},
       {[](Entry& e) {
-         device::rdma::fetch_add_entry(e, {2, QueueWorld::number(0), 0}, {kSignal, 2}, {0, 1}, 1);
+         device::rdma::fetch_add_entry(e, 2, QueueWorld::number(0), {kSignal, 2}, {0, 1}, 1);
          set(e.segment[3], 0, 4);
        },
        "opcode 0x12, modifier 0, 4 segments, data of 4 bytes"},
       {[](Entry& e) {
-         device::rdma::fetch_add_entry(e, {2, QueueWorld::number(0), 0}, {kSignal, 2}, {0, 1}, 1);
+         device::rdma::fetch_add_entry(e, 2, QueueWorld::number(0), {kSignal, 2}, {0, 1}, 1);
          set(e.segment[0], 1, 0x100 << 8 | 3);
        },
        "opcode 0x12, modifier 0, 3 segments"},

@@ -18,7 +18,6 @@
 namespace deep_ep::test {
 namespace {
 
-using device::rdma::EntryHeader;
 using device::rdma::WorkQueueEntry;
 
 struct Player {
@@ -46,22 +45,23 @@ class HandWritten : public testing::TestWithParam<Player> {
   std::uint64_t* words() const { return reinterpret_cast<std::uint64_t*>(heap_->local()); }
 
   template <class Write>
-  void post(std::size_t end, Write write) {
+  void post(std::size_t end, Write write, bool signalled = true) {
     WorkQueueEntry& entry = pair(end).ring[posted_[end] % kDepth];
-    write(entry, EntryHeader{posted_[end]++, pair(end).number, device::rdma::kFlagSignalled});
+    write(entry, posted_[end]++, pair(end).number);
+    if (signalled) signal_entry(entry);
   }
   void put(std::uint64_t to, std::uint32_t bytes, std::size_t end = 0) {
     put(to, bytes, peers_[end].local_key, peers_[end].remote_key, end);
   }
   void put(std::uint64_t to, std::uint32_t bytes, std::uint32_t local_key, std::uint32_t remote_key,
            std::size_t end = 0) {
-    post(end, [&](auto& entry, const auto& header) {
-      write_entry(entry, header, {to, remote_key}, {0, local_key}, bytes);
+    post(end, [&](auto& entry, auto index, auto number) {
+      write_entry(entry, index, number, {to, remote_key}, {0, local_key}, bytes);
     });
   }
   void add(std::uint64_t to, std::size_t end = 0) {
-    post(end, [&](auto& entry, const auto& header) {
-      fetch_add_entry(entry, header, {to, peers_[end].signal_key}, pair(end).sink, 5);
+    post(end, [&](auto& entry, auto index, auto number) {
+      fetch_add_entry(entry, index, number, {to, peers_[end].signal_key}, pair(end).sink, 5);
     });
   }
   void ring(std::size_t end = 0) { ring(end, posted_[end], posted_[end], pair(end).number); }
@@ -134,11 +134,12 @@ INSTANTIATE_TEST_SUITE_P(, HandWritten,
 TEST_P(HandWritten, ACompletionComesBehindTheAdditionsBeforeIt) {
   for (std::uint64_t round = 1; round <= 20; ++round) {
     for (int i = 0; i < 3; ++i) {
-      post(0, [&](auto& entry, const auto& header) {
-        fetch_add_entry(entry, {header.index, header.number, 0}, {72, peers_[0].signal_key}, pair().sink, 5);
-      });
+      const auto add = [&](auto& entry, auto index, auto number) {
+        fetch_add_entry(entry, index, number, {72, peers_[0].signal_key}, pair().sink, 5);
+      };
+      post(0, add, false);
     }
-    post(0, [](auto& entry, const auto& header) { write_entry(entry, header, {}, {}, 0); });
+    post(0, [](auto& entry, auto index, auto number) { write_entry(entry, index, number, {}, {}, 0); });
     ring();
     wait_until_all_is_done();
     ASSERT_EQ(words()[9], round * 15);
@@ -148,9 +149,10 @@ TEST_P(HandWritten, ACompletionComesBehindTheAdditionsBeforeIt) {
 /// Its bytes may come in any order, so a signal by that key could come before them.
 TEST_P(HandWritten, AnAdditionByThePayloadsKeyIsRefused) {
   if (peers_[0].remote_key == peers_[0].signal_key) GTEST_SKIP() << "there is one key";
-  post(0, [&](auto& entry, const auto& header) {
-    fetch_add_entry(entry, {header.index, header.number, 0}, {72, peers_[0].remote_key}, pair().sink, 5);
-  });
+  const auto add = [&](auto& entry, auto index, auto number) {
+    fetch_add_entry(entry, index, number, {72, peers_[0].remote_key}, pair().sink, 5);
+  };
+  post(0, add, false);
   ring();
   wait_for(device::rdma::kCompletionError, 1);
   EXPECT_EQ(pair().completion->syndrome, static_cast<std::uint8_t>(rdma::Syndrome::remote_access));
@@ -159,10 +161,10 @@ TEST_P(HandWritten, AnAdditionByThePayloadsKeyIsRefused) {
 
 /// It asks for no completion, and its failure is told all the same.
 TEST_P(HandWritten, WrongRemoteKey) {
-  post(0, [&](auto& entry, const auto& header) {
-    write_entry(entry, {header.index, header.number, 0}, {64, peers_[0].remote_key ^ 0x80}, {0, peers_[0].local_key},
-                8);
-  });
+  const auto write = [&](auto& entry, auto index, auto number) {
+    write_entry(entry, index, number, {64, peers_[0].remote_key ^ 0x80}, {0, peers_[0].local_key}, 8);
+  };
+  post(0, write, false);
   expect_failure(rdma::Syndrome::remote_access);
 }
 
@@ -186,8 +188,8 @@ TEST_P(HandWritten, FarBeyondTheHeap) {
 
 TEST_P(HandWritten, FromBeyondTheHeap) {
   put(8, 8);
-  post(0, [&](auto& entry, const auto& header) {
-    write_entry(entry, header, {64, peers_[0].remote_key}, {heap_->bytes() - 4, peers_[0].local_key}, 8);
+  post(0, [&](auto& entry, auto index, auto number) {
+    write_entry(entry, index, number, {64, peers_[0].remote_key}, {heap_->bytes() - 4, peers_[0].local_key}, 8);
   });
   expect_failure(rdma::Syndrome::local_protection);
 }

@@ -58,7 +58,7 @@ struct FaultRecord {
                        ///< is room for; rdma_failed: entries posted so far
 };
 
-/// Why a rank is left out, as bits of its mask.
+/// Why a rank is left out: parts of its mask, which add up. Several threads may each add the verdict.
 constexpr std::uint64_t kMaskedByProgram = 1;
 constexpr std::uint64_t kMaskedByVerdict = 2;
 
@@ -73,7 +73,7 @@ struct ControlState {
   std::uint64_t step_ns;             ///< the most that counts of the time between two looks
   std::uint64_t looked[kMaxRanks];   ///< when a wait for this peer has last looked and reported, in now_ns()
   std::uint64_t counted[kMaxRanks];  ///< how long waits for this peer have lasted, one over the other
-  std::uint64_t mask[kMaxRanks];     ///< bits: see above
+  std::uint64_t mask[kMaxRanks];     ///< see above
 };
 
 /// What a thread that waits needs to know; see wait.hpp. `abort` is a word in this rank's device memory: non-zero once
@@ -137,16 +137,7 @@ DEEP_EP_DEVICE_CALL void report_fault(const WaitContext& context, FaultKind kind
 
 /// Does nothing come from `peer` any more, as far as kernels of this rank have heard?
 DEEP_EP_DEVICE bool is_lost(const ControlState& control, int peer) {
-  return (load_relaxed<Scope::gpu>(control.mask + peer) & kMaskedByVerdict) != 0;
-}
-
-/// Sets or clears bits of a mask. The program and the verdict may do so at once, each to a bit of its own.
-DEEP_EP_DEVICE void change_mask(ControlState& control, int rank, std::uint64_t bit, bool on) {
-  std::uint64_t* mask = control.mask + rank;
-  for (std::uint64_t before = load_relaxed<Scope::gpu>(mask), found;; before = found) {
-    found = compare_exchange<Scope::gpu>(mask, before, on ? before | bit : before & ~bit);
-    if (found == before) return;
-  }
+  return load_relaxed<Scope::gpu>(control.mask + peer) >= kMaskedByVerdict;
 }
 
 /// Acts upon the verdicts that have come, by one thread. The version moves both before and after a mask: a block that
@@ -165,7 +156,7 @@ DEEP_EP_DEVICE void take_verdict(const WaitContext& context) {
       continue;
     }
     add_relaxed<Scope::gpu>(&control.version, std::uint64_t{1});
-    change_mask(control, rank, kMaskedByVerdict, true);
+    add_release<Scope::gpu>(control.mask + rank, kMaskedByVerdict);
     add_release<Scope::gpu>(&control.version, std::uint64_t{1});
   }
   if (!given_up) store_relaxed<Scope::gpu>(&control.seen, changes);  // kernels of other contexts must hear of it, too

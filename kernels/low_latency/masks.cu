@@ -7,18 +7,21 @@
 
 namespace deep_ep::device::low_latency {
 
-/// By one block. Verdicts that have come count from here on, so a query gives the masks of the next call.
+/// By one block. Verdicts that have come count from here on, so a query gives the masks of the next call. Only this
+/// kernel changes the program's part of a mask.
 DEEP_EP_DEVICE void masks_body(const LowLatencyMasksParams& params, std::byte*) {
   ControlState& control = *params.wait.control;
   if (thread_index() == 0) take_verdict(params.wait);
   block::sync();
-  for (int rank = thread_index(); rank < control.num_ranks; rank += block_threads()) {
+  block::each(control.num_ranks, [&](int rank) {
+    const std::uint64_t mask = load_relaxed<Scope::gpu>(control.mask + rank);
     if (params.step == LowLatencyMasksStep::query) {
-      params.status[rank] = load_relaxed<Scope::gpu>(control.mask + rank) != 0 ? 1 : 0;
+      params.status[rank] = mask != 0 ? 1 : 0;
     } else if (params.rank < 0 || params.rank == rank) {
-      change_mask(control, rank, kMaskedByProgram, params.step == LowLatencyMasksStep::mask);
+      const std::uint64_t wanted = params.step == LowLatencyMasksStep::mask ? kMaskedByProgram : 0;
+      add_relaxed<Scope::gpu>(control.mask + rank, wanted - mask % kMaskedByVerdict);
     }
-  }
+  });
 }
 
 }  // namespace deep_ep::device::low_latency

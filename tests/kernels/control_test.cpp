@@ -296,7 +296,8 @@ TEST(Control, TheProgramAndTheVerdictMaskEachForItself) {
     EXPECT_EQ(query(), (Masks{0, 0, 1, 1})) << "nothing has changed";
     words[0].changes = 2;
     EXPECT_EQ(query(), (Masks{1, 0, 1, 1}));
-    EXPECT_EQ(control[0].mask[3], kMaskedByProgram | kMaskedByVerdict);
+    EXPECT_EQ(control[0].mask[2], kMaskedByVerdict);
+    EXPECT_EQ(control[0].mask[3], kMaskedByProgram + kMaskedByVerdict);
     executor->destroy_stream(stream);
   }
 }

@@ -12,18 +12,14 @@
 
 namespace deep_ep {
 
-/// Calls of one kind so far. In device memory of the buffer; zero when the buffer is made.
-struct CallCount {
-  std::uint64_t calls;
+/// Counts calls of one kind. In device memory of the buffer; zero when the buffer is made.
+struct CallCounter {
+  std::uint64_t calls;    ///< so far
+  std::uint32_t arrived;  ///< blocks of the present call; the last one sets it back to zero
 
   DEEP_EP_DEVICE std::uint64_t epoch() const { return device::load_relaxed<device::Scope::gpu>(&calls) + 1; }
   /// By one thread: the call counts. The kernels of later calls see it, as they begin after this one has ended.
   DEEP_EP_DEVICE void count(std::uint64_t epoch) { device::store_relaxed<device::Scope::gpu>(&calls, epoch); }
-};
-
-/// The same with the ticket of the blocks of the present call.
-struct CallCounter : CallCount {
-  std::uint32_t arrived;  ///< the last block sets it back to zero
 };
 
 namespace device {

@@ -40,7 +40,7 @@ struct LowLatencyCounters {
 
 struct LowLatencyState {
   LowLatencyCounters counters[kLowLatencyKinds];
-  CallCount barriers;
+  CallCounter barriers;
 };
 
 /// A rank's queue pairs to a peer, so that no two kernels that may run at once share one: for each lane one of each

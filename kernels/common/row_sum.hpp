@@ -31,39 +31,37 @@ struct RowSum {
     return static_cast<int>((rest < kPieceBytes ? rest : kPieceBytes) / sizeof(Vec16));
   }
 
-  DEEP_EP_DEVICE void add(int v, const Vec16& vector) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      sum[v][2 * i] += bf16_low(vector.word[i]);
-      sum[v][2 * i + 1] += bf16_high(vector.word[i]);
-    }
-  }
-  DEEP_EP_DEVICE void add(const Vec16 (&piece)[kVectors]) {
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v) add(v, piece[v]);
-  }
+  /// A piece of one row.
+  struct Piece {
+    Vec16 vector[kVectors];
 
-  /// Loads `vectors` vectors of each of `rows` rows at once, row i from address(i) on; of the others zeros.
-  template <int kRows, class Address>
-  DEEP_EP_DEVICE static void load(Vec16 (&loaded)[kRows][kVectors], int rows, int vectors, Address address) {
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      const auto* from = reinterpret_cast<const Vec16*>(address(i));
+    /// Loads `vectors` vectors from address `from` on. The others are zeros, and all of a row that is not `there`.
+    DEEP_EP_DEVICE void load(std::uint64_t from, int vectors, bool there = true) {
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) {
-        const int vector = lane_index() + v * kWarpSize;
-        loaded[i][v] = {};
-        if (i < rows && vector < vectors) loaded[i][v] = load_weak(from + vector);
+        const int at = lane_index() + v * kWarpSize;
+        vector[v] = {};
+        if (there && at < vectors) vector[v] = load_weak(reinterpret_cast<const Vec16*>(from) + at);
+      }
+    }
+  };
+
+  DEEP_EP_DEVICE void add(const Piece& piece) {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        sum[v][2 * i] += bf16_low(piece.vector[v].word[i]);
+        sum[v][2 * i + 1] += bf16_high(piece.vector[v].word[i]);
       }
     }
   }
 
-  /// Adds `vectors` vectors from `from`, which no thread writes meanwhile.
-  DEEP_EP_DEVICE void add_stream(const std::byte* from, int vectors) {
-    for (int v = 0; v < kVectors; ++v) {
-      const int vector = lane_index() + v * kWarpSize;
-      if (vector < vectors) add(v, load_stream(reinterpret_cast<const Vec16*>(from) + vector));
-    }
+  /// Adds `vectors` vectors from `from` on.
+  DEEP_EP_DEVICE void add_row(const std::byte* from, int vectors) {
+    Piece piece;
+    piece.load(reinterpret_cast<std::uint64_t>(from), vectors);
+    add(piece);
   }
 
   /// Adds `vectors` vectors, beginning `offset` bytes into each row whose address a lane of `holders` holds, in the
@@ -71,20 +69,13 @@ struct RowSum {
   DEEP_EP_DEVICE void add_rows(std::uint64_t address, std::uint32_t holders, std::uint32_t offset, int vectors) {
 #pragma unroll 1
     while (holders != 0) {
-      Vec16 loaded[kTogether][kVectors];
+      Piece loaded[kTogether];
       const int rows = count_bits(holders);
-      // Not by load(): with a function in its place, combine of normal mode spills registers.
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
-        const auto* from =
-            reinterpret_cast<const Vec16*>(warp::shuffle(address, i < rows ? lowest_bit(holders) : 0) + offset);
+        const std::uint64_t from = warp::shuffle(address, i < rows ? lowest_bit(holders) : 0) + offset;
         holders &= holders - 1;
-#pragma unroll
-        for (int v = 0; v < kVectors; ++v) {
-          const int at = lane_index() + v * kWarpSize;
-          loaded[i][v] = {};
-          if (i < rows && at < vectors) loaded[i][v] = load_weak(from + at);
-        }
+        loaded[i].load(from, vectors, i < rows);
       }
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
@@ -197,11 +188,12 @@ struct RowReduction {
     const auto vectors_of = [&](std::uint32_t at) { return RowSum::vectors_at(at, bytes); };
 #pragma unroll 1
     for (std::uint32_t offset = share.first; offset < bytes; offset += kPieces * share.step) {
-      Vec16 loaded[kPieces][kRows][RowSum::kVectors];
+      RowSum::Piece loaded[kPieces][kRows];
 #pragma unroll
       for (int piece = 0; piece < kPieces; ++piece) {
         const std::uint32_t at = offset + static_cast<std::uint32_t>(piece) * share.step;
-        RowSum::load(loaded[piece], rows, vectors_of(at), [&](int i) { return row[i] + at; });
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) loaded[piece][i].load(row[i] + at, vectors_of(at), i < rows);
       }
 #pragma unroll
       for (int piece = 0; piece < kPieces; ++piece) {
@@ -221,7 +213,7 @@ struct RowReduction {
       const int vectors = RowSum::vectors_at(offset, bytes);
       RowSum sum;
       for (const std::byte* each : bias) {
-        if (each != nullptr) sum.add_stream(each + offset, vectors);
+        if (each != nullptr) sum.add_row(each + offset, vectors);
       }
       for_each_32([&](const FoundRow& row, std::uint32_t holding) {
         sum.add_rows(reinterpret_cast<std::uint64_t>(row.x), holding, offset, vectors);

@@ -92,7 +92,7 @@ DEEP_EP_DEVICE void sum_piece(const SumRowsParams& params, std::int64_t num_rows
   const std::int64_t at = number * params.row_bytes + offset;
   RowSum sum;
   for (const std::byte* bias : params.bias) {
-    if (bias != nullptr) sum.add_stream(bias + at, vectors);
+    if (bias != nullptr) sum.add_row(bias + at, vectors);
   }
   // As a number, because a lane may have none.
   const auto address =

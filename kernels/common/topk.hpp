@@ -18,12 +18,8 @@ struct TopkIndices {
   const void* data = nullptr;  ///< nullptr: there is none
   bool is_64_bit = false;
 
-  /// Index number `at`, as the caller gave it. For tables that are read once.
-  DEEP_EP_DEVICE std::int64_t load(std::int64_t at) const {
-    return is_64_bit ? device::load_stream(static_cast<const std::int64_t*>(data) + at)
-                     : device::load_stream(static_cast<const std::int32_t*>(data) + at);
-  }
-  /// The same in two steps, for a thread that does not need the index before others are loading.
+  /// Index number `at`, as the caller gave it: in two steps, as a thread may not need it before others are loading. For
+  /// tables that are read once.
   struct Words {
     std::uint32_t low = ~0u, high = ~0u;  ///< of no selection
   };

@@ -159,8 +159,8 @@ struct DispatchSender {
   DEEP_EP_DEVICE bool goes_to(int of_token, int first_rank, int count) const {
     bool goes = false;
     for (int k = 0; k < params.num_topk; ++k) {
-      const std::int64_t index = params.topk_idx.load(std::int64_t{of_token} * params.num_topk + k);
-      const int rank = params.rank_of(expert_of(index, params.num_experts()));
+      const auto selected = params.topk_idx.load_words(std::int64_t{of_token} * params.num_topk + k);
+      const int rank = params.rank_of(expert_of(params.topk_idx.index_of(selected), params.num_experts()));
       goes = goes || (rank >= first_rank && rank < first_rank + count);
     }
     return goes;

@@ -111,9 +111,8 @@ DEEP_EP_DEVICE bool write_record(FaultRecord& record, FaultKind kind, Wanted wan
 /// rank: the one that it has waited for, the one at the other end of a queue pair, or itself. (Faults that all ranks
 /// find in their counts end one call alone.)
 DEEP_EP_DEVICE void tell_end(const ControlState& control, FaultKind kind, Wanted wanted, int peer) {
+  if (kind == FaultKind::mismatch && wanted == Wanted::counts) return;
   const bool by_peer = kind == FaultKind::timeout || kind == FaultKind::rdma_failed;
-  const bool by_itself = kind == FaultKind::overflow || (kind == FaultKind::mismatch && wanted != Wanted::counts);
-  if (!by_peer && !by_itself) return;
   store_release<Scope::system>(&control.words->ended, static_cast<std::uint32_t>(by_peer ? peer : control.rank) + 1);
 }
 

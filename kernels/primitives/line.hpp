@@ -81,11 +81,9 @@ DEEP_EP_DEVICE void store_vector(Vec16* to, std::uint32_t index, const Cell& par
 DEEP_EP_DEVICE void store_line(std::byte* to, const Cell& part, bool wanted) {
   warp::sync();  // one instruction for all lanes; and what their parts are made of has been read
   auto* cell = reinterpret_cast<Cell*>(to);
-#if DEEP_EP_TARGET_CUDA
-  if (wanted) store_cell(cell, part.payload, part.epoch);
-#else
-  const bool tag = LineLane().has_tag();
+  const bool tag = !DEEP_EP_TARGET_CUDA && LineLane().has_tag();  // which the CPU stores behind the rest
   if (wanted && !tag) store_cell(cell, part.payload, part.epoch);
+#if !DEEP_EP_TARGET_CUDA
   warp::sync();
   if (wanted && tag) store_cell(cell, part.payload, part.epoch);
 #endif
@@ -96,14 +94,12 @@ DEEP_EP_DEVICE void store_line(std::byte* to, const Cell& part, bool wanted) {
 DEEP_EP_DEVICE Cell load_line(const std::byte* from, bool wanted) {
   Cell loaded{};
   const auto* cell = reinterpret_cast<const Cell*>(from);
-#if DEEP_EP_TARGET_CUDA
-  if (wanted) loaded = load_cell(cell);
-#else
-  const bool tag = LineLane().has_tag();
+  const bool tag = !DEEP_EP_TARGET_CUDA && LineLane().has_tag();
+#if !DEEP_EP_TARGET_CUDA
   if (wanted && tag) loaded = load_cell(cell);
   warp::sync();  // what the last lane acquired, the others may read
-  if (wanted && !tag) loaded = load_cell(cell);
 #endif
+  if (wanted && !tag) loaded = load_cell(cell);
   return {loaded.payload, loaded.epoch};  // a copy takes the GPU more instructions
 }
 

@@ -48,7 +48,6 @@ inline constexpr std::uint32_t kFlagSignalled = 0x08;  ///< always a completion 
 // Both targets are little-endian (every GPU; the hosts that the library supports).
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__);
 
-DEEP_EP_HOST_DEVICE constexpr std::uint32_t swap16(std::uint32_t v) { return (v >> 8 & 0xffu) | (v << 8 & 0xff00u); }
 DEEP_EP_HOST_DEVICE constexpr std::uint32_t swap32(std::uint32_t v) {
   return v >> 24 | (v >> 8 & 0xff00u) | (v << 8 & 0xff0000u) | v << 24;
 }
@@ -106,10 +105,10 @@ DEEP_EP_HOST_DEVICE constexpr std::uint32_t record_word(std::uint64_t end) {
 }
 
 DEEP_EP_HOST_DEVICE constexpr std::uint32_t tail_word(std::uint64_t index, std::uint32_t opcode) {
-  return opcode << 28 | swap16(static_cast<std::uint32_t>(index) & 0xffffu);
+  return opcode << 28 | swap32(static_cast<std::uint32_t>(index) << 16);
 }
 DEEP_EP_HOST_DEVICE constexpr std::uint32_t tail_opcode(std::uint32_t tail) { return tail >> 28; }
 /// Lowest 16 bits of the index of the entry that completed.
-DEEP_EP_HOST_DEVICE constexpr std::uint32_t tail_counter(std::uint32_t tail) { return swap16(tail & 0xffffu); }
+DEEP_EP_HOST_DEVICE constexpr std::uint32_t tail_counter(std::uint32_t tail) { return swap32(tail) >> 16; }
 
 }  // namespace deep_ep::device::rdma

@@ -73,7 +73,6 @@ class PortChannel {
   }
 
   /// Writes one entry for each member that wants one, in the order of the members. `write(entry, index)` fills it in.
-  /// The entries are rung when a batch is full, or by flush().
   template <class Write>
   DEEP_EP_DEVICE bool post(bool wanted, Write&& write) {
     const std::uint32_t votes = Group::vote(wanted);

@@ -11,9 +11,8 @@ namespace deep_ep {
 /// up, is less than 2^s / divisor too large: so is the quotient by less than n / 2^31 / divisor, and it is exact.
 class Divisor {
  public:
-  DEEP_EP_HOST_DEVICE constexpr Divisor() : value_(1), inverse_(0), shift_(0) {}
-  constexpr Divisor(int value)  // NOLINT(google-explicit-constructor): it is that int
-      : value_(static_cast<std::uint32_t>(value)), inverse_(0), shift_(0) {
+  constexpr Divisor() = default;
+  constexpr Divisor(int value) : value_(static_cast<std::uint32_t>(value)) {  // NOLINT(google-explicit-constructor)
     if (value <= 1) return;
     while ((value_ - 1) >> shift_ > 1) ++shift_;
     inverse_ = static_cast<std::uint32_t>(((std::uint64_t{1} << (32 + shift_)) + value_ - 1) / value_);
@@ -36,9 +35,9 @@ class Divisor {
   }
 
  private:
-  std::uint32_t value_;
-  std::uint32_t inverse_;  ///< 0 for 1
-  std::uint32_t shift_;    ///< s - 1
+  std::uint32_t value_ = 1;
+  std::uint32_t inverse_ = 0;  ///< 0 for 1
+  std::uint32_t shift_ = 0;    ///< s - 1
 };
 
 }  // namespace deep_ep

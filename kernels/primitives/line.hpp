@@ -31,10 +31,8 @@ constexpr int kWarpLines = kWarpSize / kLineLanes;  ///< that a warp stores or l
 /// The lane's place in a warp's lines. Its 16 bytes of a line are a Cell: the tag is the epoch of the last lane's, and
 /// the other lanes have payload there, too.
 struct LineLane {
-  int line;  ///< 0 to kWarpLines - 1
-  int part;  ///< 0 to kLineLanes - 1
-
-  DEEP_EP_DEVICE LineLane() : line(lane_index() / kLineLanes), part(lane_index() % kLineLanes) {}
+  int line = lane_index() / kLineLanes;  ///< 0 to kWarpLines - 1
+  int part = lane_index() % kLineLanes;  ///< 0 to kLineLanes - 1
 
   DEEP_EP_DEVICE bool has_tag() const { return part == kLineLanes - 1; }
   /// Where its payload lies in the row, in bytes: a multiple of 8. `index` counts the row's lines.

@@ -29,14 +29,13 @@ DEEP_EP_DEVICE void tell_selections(const ElasticDispatchParams& params, std::ui
   constexpr int kTogether = ToldSelections::kOfCell;  // and a vector's
   const IntranodeParams& common = params.common;
   const bool few = params.told.apart();
-  const std::int64_t selections = std::int64_t{params.num_tokens} * params.rows.num_topk;
-  const std::int64_t end = few ? params.numbers.few : selections;
+  const std::int64_t end = std::int64_t{params.num_tokens} * params.rows.num_topk;
   const int experts = params.num_local_experts * common.num_ranks;
 #pragma unroll 1
   for (std::int64_t at = thread_index() * kTogether; at < end; at += block_threads() * kTogether) {
     std::int64_t index[kTogether];
 #pragma unroll
-    for (int i = 0; i < kTogether; ++i) index[i] = at + i < selections ? params.topk_idx.load_cached(at + i) : -1;
+    for (int i = 0; i < kTogether; ++i) index[i] = at + i < end ? params.topk_idx.load_cached(at + i) : -1;
     Vec16 told;
     std::uint64_t packed = 0;
 #pragma unroll
@@ -53,7 +52,7 @@ DEEP_EP_DEVICE void tell_selections(const ElasticDispatchParams& params, std::ui
         *reinterpret_cast<Vec16*>(to) = told;
       }
     }
-    for (int i = 0; params.numbers.selected != nullptr && i < kTogether && at + i < selections; ++i) {
+    for (int i = 0; params.numbers.selected != nullptr && i < kTogether && at + i < end; ++i) {
       store_topk_index(params.numbers.selected, params.topk_idx.is_64_bit, at + i, index[i]);
     }
   }

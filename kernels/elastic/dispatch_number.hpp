@@ -21,13 +21,24 @@ struct ToldTokens {
 
   DEEP_EP_DEVICE int num_ranks() const { return params.common.num_ranks; }
 
-  DEEP_EP_DEVICE int local(const Selection& selection) const {
+  DEEP_EP_DEVICE int local(const Selection& selection, bool& good) const {
+    const IntranodeParams& common = params.common;
     const std::int64_t at = std::int64_t{selection.token} * params.rows.num_topk + selection.k;
-    const int expert =
-        params.told.apart()
-            ? reinterpret_cast<const std::int16_t*>(shared.few)[selection.source * params.numbers.few + at]
-            : load_weak(params.told.of(params.common.own_heap(), selection.source, epoch) + at);
-    return expert_of(expert - params.common.rank * params.numbers.num_experts, params.numbers.num_experts);
+    const std::int32_t* const told = params.told.of(common.own_heap(), selection.source, epoch);
+    int expert = -1;
+    if (params.told.apart()) {
+      constexpr int kOfCell = ToldSelections::kOfCell;
+      const auto arrived = [&](Poll& poll) {
+        const Cell cell = load_cell(reinterpret_cast<const Cell*>(told) + at / kOfCell);
+        expert = static_cast<std::int16_t>(cell.payload >> at % kOfCell * 16);
+        poll.seen = cell.epoch;
+        return cell.epoch >= epoch;
+      };
+      good = wait_until(ReportLate{common.wait}, {selection.source, Wanted::counts, epoch}, arrived) && good;
+    } else {
+      expert = load_weak(told + at);
+    }
+    return expert_of(expert - common.rank * params.numbers.num_experts, params.numbers.num_experts);
   }
   DEEP_EP_DEVICE std::int32_t token_at_source(const Selection& selection) const { return selection.token; }
   DEEP_EP_DEVICE void tell_host(const SelectionNumberer<ToldTokens>& numberer) const {
@@ -43,46 +54,8 @@ struct ToldTokens {
     if (lane_index() == 0) store_release<Scope::system>(&host.epoch, epoch);
   }
 
-  /// By all threads of a block: the few selections of all ranks come to shared memory. False after a fault that this
-  /// thread has met.
-  DEEP_EP_DEVICE bool fetch_few() const {
-    constexpr int kTogether = 4;
-    const Divisor& cells = params.told.cells;
-    const int end = num_ranks() * cells;
-    bool good = true;
-#pragma unroll 1
-    for (int first = thread_index(); first < end; first += kTogether * block_threads()) {
-      Awaited awaited{0, Wanted::counts, epoch};  // the rank of a cell that is missing
-      const auto arrived = [&](Poll& poll) {
-        Cell cell[kTogether];
-        bool all = true;
-#pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-          const int at = first + i * block_threads();
-          if (at < end) cell[i] = load_cell(params.told.cell(params.common.own_heap(), at / cells, at % cells, epoch));
-        }
-#pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-          const int at = first + i * block_threads();
-          if (at >= end) break;
-          shared.few[at] = cell[i].payload;
-          if (cell[i].epoch >= epoch) continue;
-          all = false;
-          awaited.peer = at / cells;
-          poll.seen = cell[i].epoch;
-        }
-        return all;
-      };
-      good = good && wait_until(ReportLate{params.common.wait}, awaited, arrived);
-    }
-    return good;
-  }
-
   /// By a whole block, when it is known how many tokens each source has.
   DEEP_EP_DEVICE void number() const {
-    const SelectionNumberer<ToldTokens> numberer{*this, params.numbers, shared, params.common.wait};
-    // Nothing of this needs selections, so they are awaited behind it.
-    numberer.clear();
     if (warp_index() == 0) {  // where the tokens of each source end
       std::int32_t* const ends = shared.source_ends;
       running_sums(
@@ -90,16 +63,12 @@ struct ToldTokens {
           [=](int source, std::int32_t end) { ends[source] = end; });
     }
     bool good = true;
-    if (params.told.apart()) {
-      good = fetch_few();
-    } else {
-      block::each(num_ranks(), [&](int peer) {
-        good = wait_signal(params.common.wait, params.common.signal_from(peer, IntranodeSignal::selections),
-                           {peer, Wanted::counts, epoch}) &&
-               good;
-      });
-    }
-    if (block::all(good)) numberer.number();
+    block::each(params.told.apart() ? 0 : num_ranks(), [&](int peer) {
+      good = wait_signal(params.common.wait, params.common.signal_from(peer, IntranodeSignal::selections),
+                         {peer, Wanted::counts, epoch}) &&
+             good;
+    });
+    SelectionNumberer<ToldTokens>{*this, params.numbers, shared, params.common.wait}.number(good);
   }
 };
 

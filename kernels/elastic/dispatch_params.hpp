@@ -11,8 +11,8 @@ namespace deep_ep {
 
 /// In a fresh dispatch a source tells every rank its selections before its rows come. Many selections lie in the
 /// window, whose owner has read them before it announces its next call, and a signal follows them. Few are told in
-/// cells, as if each rank had the maximum of tokens, and nothing follows them. These lie in memory of their own, so the
-/// source tells them before ranks have met; it may be one call ahead there, never two.
+/// cells, and nothing follows them. These lie in memory of their own, so the source tells them before ranks have met;
+/// it may be one call ahead there, never two.
 struct ToldSelections {
   static constexpr int kOfCell = 4;  ///< selections, of 16 bits each: as far apart as those of 32 bits
 
@@ -21,15 +21,11 @@ struct ToldSelections {
   /// it is then the same for all calls.
   std::int64_t stride;
   std::uint64_t turn_bytes;  ///< from those of an even call to those of an odd one; 0: in the window
-  Divisor cells;             ///< with few selections of a source
 
   DEEP_EP_DEVICE bool apart() const { return turn_bytes != 0; }
   /// [num_tokens, num_topk]: experts, -1 for none.
   DEEP_EP_DEVICE std::int32_t* of(std::byte* heap, int source, std::uint64_t epoch) const {
     return reinterpret_cast<std::int32_t*>(heap + selections_at + (epoch & 1) * turn_bytes) + source * stride;
-  }
-  DEEP_EP_DEVICE Cell* cell(std::byte* heap, int source, int number, std::uint64_t epoch) const {
-    return reinterpret_cast<Cell*>(of(heap, source, epoch) + std::int64_t{number} * kOfCell);
   }
 };
 

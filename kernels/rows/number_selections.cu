@@ -12,7 +12,7 @@ struct ReceivedTokens {
 
   const NumberRowsParams& params;
 
-  DEEP_EP_DEVICE int local(const Selection& selection) const {
+  DEEP_EP_DEVICE int local(const Selection& selection, bool& /*good*/) const {
     const std::int64_t at = std::int64_t{selection.position} * params.numbers.metadata.num_topk + selection.k;
     return expert_of(params.recv_topk_idx.load_cached(at), params.numbers.num_experts);
   }
@@ -35,10 +35,7 @@ DEEP_EP_DEVICE void number_selections_body(const NumberRowsParams& params, std::
   });
   const ReceivedTokens tokens{params};
   // All blocks run at once, and none begins after another kernel has failed.
-  const SelectionNumberer<ReceivedTokens> numberer{tokens, numbers, shared, params.wait};
-  numberer.clear();
-  block::sync();
-  numberer.number();
+  SelectionNumberer<ReceivedTokens>{tokens, numbers, shared, params.wait}.number(true);
 }
 
 }  // namespace deep_ep::device

@@ -41,7 +41,7 @@ struct Selection {
 
 /// By whole blocks that number. `Tokens` says which tokens there are, as sources have them one behind the other:
 ///   kOfAllRanks                   tokens of all ranks; false: rows of this one, which have numbers already
-///   local(selection)              the expert of this rank that it names; -1: none
+///   local(selection, good)        the expert of this rank that it names; -1: none. `good` becomes false after a fault
 ///   token_at_source(selection)    the number that its source gives the token
 ///   tell_host(numberer)           by a warp of one block, when all have counted
 template <class Tokens>
@@ -55,37 +55,32 @@ struct SelectionNumberer {
 
   // The column of a local expert is its number.
   DEEP_EP_DEVICE int column_of_source(int source) const { return params.num_experts + source; }
-  DEEP_EP_DEVICE std::int32_t* own() const {
-    return shared.next + (warp_index() < params.warps ? warp_index() : 0) * columns;
+  DEEP_EP_DEVICE std::int32_t* own() const { return shared.next + warp_index() * columns; }
+
+  /// By a whole warp: the selections of the tokens from `first` on, of those before `end`. `source` is not behind that
+  /// of the first.
+  DEEP_EP_DEVICE Selection look(int first, int end, int& source, bool& good) const {
+    const Divisor& topk = params.metadata.num_topk;
+    const int of_lane = lane_index() / topk;
+    Selection selection{first + of_lane, lane_index() - of_lane * topk};
+    if (of_lane < params.at_once && selection.position < end) {
+      while (selection.position >= shared.source_ends[source]) ++source;
+      selection.source = source;
+      selection.token = selection.position - (source == 0 ? 0 : shared.source_ends[source - 1]);
+      selection.local = tokens.local(selection, good);
+    }
+    const std::uint32_t token_lanes = (topk == kWarpSize ? ~0u : (1u << topk) - 1) << of_lane * topk;
+    selection.here = warp::ballot(selection.local >= 0) & token_lanes;
+    return selection;
   }
 
   // (1)
 
-  /// By a whole warp: `visit(selection)` for its share. It takes whole tokens.
-  template <class Visit>
-  DEEP_EP_DEVICE void for_each_selection(Visit visit) const {
-    const Divisor& topk = params.metadata.num_topk;
-    const int at_once = params.at_once;
-    if (warp_index() >= params.warps) return;
-    const int all = shared.source_ends[params.num_ranks - 1];
-    const int share = ((all + at_once - 1) / params.at_once + params.all_warps - 1) / params.all_warps * at_once;
-    const int begin = (block * params.warps + warp_index()) * share, end = begin + share < all ? begin + share : all;
-    const int of_lane = lane_index() / topk;
-    int source = 0;
-#pragma unroll 1
-    for (int first = begin; first < end; first += at_once) {
-      const int position = first + of_lane;
-      Selection selection{position, lane_index() - of_lane * topk};
-      if (of_lane < at_once && position < end) {
-        while (position >= shared.source_ends[source]) ++source;
-        selection.source = source;
-        selection.token = position - (source == 0 ? 0 : shared.source_ends[source - 1]);
-        selection.local = tokens.local(selection);
-      }
-      const std::uint32_t token_lanes = (topk == kWarpSize ? ~0u : (1u << topk) - 1) << of_lane * topk;
-      selection.here = warp::ballot(selection.local >= 0) & token_lanes;
-      visit(selection);
-    }
+  /// By a whole warp.
+  DEEP_EP_DEVICE void count(const Selection& selection) const {
+    if (selection.local >= 0) add_relaxed<Scope::block>(own() + selection.local, 1);
+    if (!Tokens::kOfAllRanks || !selection.leads()) return;
+    add_relaxed<Scope::block>(own() + column_of_source(selection.source), 1);
   }
 
   // (2)
@@ -120,7 +115,7 @@ struct SelectionNumberer {
       total += count;
       before += other < block ? count : 0;
     }
-    add_relaxed<Scope::block>(&shared.before[column], before);
+    add_relaxed<Scope::block>(&shared.starts[column], before);
     add_relaxed<Scope::block>(&shared.totals[column], total);
   }
 
@@ -130,7 +125,7 @@ struct SelectionNumberer {
     const bool alone = params.blocks == 1;
     block::each(columns, [&](int column) {
       const std::int32_t count = add_warps(column);
-      shared.before[column] = 0;
+      shared.starts[column] = 0;
       shared.totals[column] = alone ? count : 0;
       if (!alone) params.counts[std::int64_t{block} * columns + column] = count;
     });
@@ -150,25 +145,18 @@ struct SelectionNumberer {
     return true;
   }
 
-  /// By one warp: each expert's rows begin behind those of the experts before, rounded up, and each source's rows
-  /// behind those of the sources before.
-  DEEP_EP_DEVICE void find_starts() const {
-    const auto rows = [&](int expert) { return align_up(shared.totals[expert], params.alignment); };
-    running_sums(params.num_experts, rows,
-                 [&](int expert, std::int32_t end) { shared.starts[expert] = end - rows(expert); });
-    if (!Tokens::kOfAllRanks) return;
-    const std::int32_t* const of_source = shared.totals + column_of_source(0);
-    running_sums(
-        params.num_ranks, [=](int source) { return of_source[source]; },
-        [&](int source, std::int32_t end) { shared.starts[column_of_source(source)] = end - of_source[source]; });
+  /// By one warp: the rows of each of `count` columns begin behind those of the columns before, rounded up.
+  DEEP_EP_DEVICE void find_starts(int first, int count, const Divisor& alignment) const {
+    const auto rows = [&](int i) { return align_up(shared.totals[first + i], alignment); };
+    running_sums(count, rows, [&](int i, std::int32_t end) { shared.starts[first + i] += end - rows(i); });
   }
-  /// When starts are found: where the rows of a source end.
+  /// By the first block, when starts are found: where the rows of a source end.
   DEEP_EP_DEVICE std::int32_t end_of(int source) const {
     const int column = column_of_source(source);
     return Tokens::kOfAllRanks ? shared.starts[column] + shared.totals[column] : shared.source_ends[source];
   }
 
-  /// By one block: what is said of each source and each expert.
+  /// By the first block: what is said of each source and each expert.
   DEEP_EP_DEVICE void write_totals() const {
     block::each(params.num_experts, [&](int expert) {
       const std::int32_t count = shared.totals[expert];
@@ -186,56 +174,61 @@ struct SelectionNumberer {
     std::int32_t* const next = own();
     const std::uint32_t same = warp::match_any(wanted ? static_cast<std::uint32_t>(column) : ~0u);
     const std::uint32_t earlier = same & ((1u << lane_index()) - 1);
-    const std::int32_t number =
-        wanted ? shared.starts[column] + shared.before[column] + next[column] + count_bits(earlier) : -1;
+    const std::int32_t number = wanted ? shared.starts[column] + next[column] + count_bits(earlier) : -1;
     warp::sync();
     if (wanted && earlier == 0) next[column] += count_bits(same);
     warp::sync();
     return number;
   }
 
-  DEEP_EP_DEVICE void number_share() const {
+  /// By a whole warp.
+  DEEP_EP_DEVICE void write(const Selection& selection) const {
     const int topk = params.metadata.num_topk;
-    for_each_selection([&](const Selection& selection) {
-      std::int32_t row = selection.position;
-      if (Tokens::kOfAllRanks) {
-        const std::int32_t of_leader = take(column_of_source(selection.source), selection.leads());
-        row = warp::shuffle(of_leader, selection.here != 0 ? lowest_bit(selection.here) : lane_index());
-        if (selection.source == params.rank) {
-          params.own_rows[std::int64_t{selection.token} * topk + selection.k] = row;
-        }
-      }
-      const std::int32_t slot = params.expand ? take(selection.local, selection.local >= 0) : -1;
-      if (selection.here == 0) return;
-      params.metadata.slots(row)[selection.k] = slot;
-      params.local[std::int64_t{row} * topk + selection.k] = selection.local;
-      if (selection.k != 0) return;
-      params.metadata.row(row)[0] = selection.source * params.max_tokens + tokens.token_at_source(selection);
-      params.metadata.row(row)[1] = selection.source * topk + highest_bit(selection.here) - lane_index();
-    });
+    std::int32_t row = selection.position;
+    if (Tokens::kOfAllRanks) {
+      const std::int32_t of_leader = take(column_of_source(selection.source), selection.leads());
+      row = warp::shuffle(of_leader, selection.here != 0 ? lowest_bit(selection.here) : lane_index());
+      if (selection.source == params.rank) params.own_rows[std::int64_t{selection.token} * topk + selection.k] = row;
+    }
+    const std::int32_t slot = params.expand ? take(selection.local, selection.local >= 0) : -1;
+    if (selection.here == 0) return;
+    params.metadata.slots(row)[selection.k] = slot;
+    params.local[std::int64_t{row} * topk + selection.k] = selection.local;
+    if (selection.k != 0) return;
+    params.metadata.row(row)[0] = selection.source * params.max_tokens + tokens.token_at_source(selection);
+    params.metadata.row(row)[1] = selection.source * topk + highest_bit(selection.here) - lane_index();
   }
 
-  /// By all threads of a block, before number().
-  DEEP_EP_DEVICE void clear() const {
+  /// By all threads of these blocks, which have written source_ends. `good`: false after a fault that this thread has
+  /// met.
+  DEEP_EP_DEVICE void number(bool good) const {
     block::each(params.warps * columns, [&](int at) { shared.next[at] = 0; });
-  }
-  /// By all threads of these blocks, when they have seen source_ends written and counters cleared.
-  DEEP_EP_DEVICE void number() const {
-    const auto count = [&](int column) { add_relaxed<Scope::block>(own() + column, 1); };
-    for_each_selection([&](const Selection& selection) {
-      if (selection.local >= 0) count(selection.local);
-      if (Tokens::kOfAllRanks && selection.leads()) count(column_of_source(selection.source));
-    });
-    block::sync();
-    if (!add()) return;
-    if (warp_index() == 0) find_starts();
-    block::sync();
-    if (block == 0) {
+    if (!block::all(good)) return;
+    const int at_once = params.at_once, all = shared.source_ends[params.num_ranks - 1];
+    const int share = ((all + at_once - 1) / params.at_once + params.all_warps - 1) / params.all_warps * at_once;
+    const int begin = warp_index() < params.warps ? (block * params.warps + warp_index()) * share : all;
+    const int end = begin + share < all ? begin + share : all;
+    Selection selection{};
+#pragma unroll 1
+    for (bool counted = false;; counted = true) {
+      int source = 0;
+#pragma unroll 1
+      for (int first = begin; first < end; first += at_once) {
+        // A warp that looks only once still knows what it has counted.
+        if (!counted || share > at_once) selection = look(first, end, source, good);
+        counted ? write(selection) : count(selection);
+      }
+      if (counted || !block::all(good) || !add()) return;
+      if (warp_index() == 0) {
+        find_starts(0, params.num_experts, params.alignment);
+        if (Tokens::kOfAllRanks) find_starts(column_of_source(0), params.num_ranks, {});
+      }
+      block::sync();
+      if (block != 0) continue;
       // By a warp that has nothing to number meanwhile: a word to the host takes long to arrive.
       if (warp_index() == block_warps() - 1) tokens.tell_host(*this);
       write_totals();
     }
-    number_share();
   }
 };
 

@@ -82,7 +82,6 @@ struct NumberingParams {
   int warps;               ///< of each of these blocks, for which shared memory has room
   Divisor all_warps;       ///< of all these blocks
   Divisor at_once;         ///< tokens that a warp looks at, a lane for each selection
-  int few;                 ///< selections of each source that each block keeps in shared memory; 0: they are many
 
   DEEP_EP_HOST_DEVICE int columns(bool of_all_ranks) const { return (of_all_ranks ? num_ranks : 0) + num_experts; }
 };
@@ -104,12 +103,9 @@ struct NumberingShared {
   int columns = params.columns(of_all_ranks);
   /// [warps, columns]: what the warp counts, then the next one that it meets.
   std::int32_t* next = carver.take<std::int32_t>(params.warps * columns);
-  std::int32_t* before = carver.take<std::int32_t>(columns);  ///< what earlier blocks have counted
   std::int32_t* totals = carver.take<std::int32_t>(columns);
-  std::int32_t* starts = carver.take<std::int32_t>(columns);  ///< the first row
+  std::int32_t* starts = carver.take<std::int32_t>(columns);  ///< the first row that this block numbers
   std::int32_t* source_ends = carver.take<std::int32_t>(params.num_ranks);
-  /// [num_ranks, few / 4]: experts, of 16 bits, -1 for none.
-  std::uint64_t* few = carver.take<std::uint64_t>(params.num_ranks * params.few / 4);
   std::size_t bytes = carver.bytes();
 };
 

@@ -64,10 +64,8 @@ std::size_t plan_numbering(NumberingParams& params, const ElasticDispatchArgumen
   while (params.warps > 1 && bytes() > room) --params.warps;
   params.all_warps = params.blocks * params.warps;
   if (bytes() <= room) return bytes();
-  fail<InvalidArgument>(
-      "num_experts is {} and max_tokens {}, allowed: so many that counters of {} experts and {} selections of each "
-      "rank fit {} bytes of shared memory",
-      params.num_experts * params.num_ranks, params.max_tokens, params.num_experts, params.few, room);
+  fail<InvalidArgument>("num_experts is {}, allowed: so many that counters of {} experts fit {} bytes of shared memory",
+                        params.num_experts * params.num_ranks, params.num_experts, room);
 }
 
 /// Tables for `rows` rows, in one piece of memory with what blocks tell each other, and `numbers` told of them.
@@ -172,8 +170,6 @@ LaunchShape plan(ElasticDispatchParams& params, const ElasticDispatchArguments& 
     params.told.selections_at = few ? control.few_selections() : used;
     params.told.stride = few ? most : selections;
     params.told.turn_bytes = few ? ControlWindow::few_selections_bytes() : 0;
-    params.numbers.few = few ? static_cast<int>(selections) : 0;
-    params.told.cells = params.numbers.few / kOfCell;
     if (!few) {
       used = align_to_line(params.told.selections_at +
                            ranks * static_cast<std::size_t>(params.told.stride) * sizeof(std::int32_t));

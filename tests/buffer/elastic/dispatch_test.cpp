@@ -154,20 +154,19 @@ TEST_P(ElasticDispatchTest, ARankThatDoesNotComeIsNamed) {
   });
 }
 
-TEST_P(ElasticDispatchTest, SharedMemoryForCountersAndFewSelections) {
+TEST_P(ElasticDispatchTest, SharedMemoryForCounters) {
   if (GetParam().target != Target::host) GTEST_SKIP() << "a device with little shared memory";
   ClusterOptions options = cluster(2);
-  options.host.max_shared_bytes = std::size_t{24} << 10;
-  const Case one = make_case({.tokens = {3, 2}, .topk = 8, .hidden = 16});
-  run_with_buffers(options, [&](Rank& rank, Buffer& buffer) {
+  options.host.max_shared_bytes = std::size_t{16} << 10;
+  const Case one = make_case({.tokens = {3, 2}, .local_experts = 1200, .topk = 8, .hidden = 16});
+  run_with_buffers(options, {.heap_bytes = 16 * kMiB, .max_local_experts = 1400}, [&](Rank& rank, Buffer& buffer) {
     ElasticDispatchArguments arguments = elastic_arguments(rank, one, {});
-    arguments.max_tokens = 1024;
+    arguments.num_experts = 2800;
     require_throws<InvalidArgument>(
         [&] { buffer.dispatch_elastic(arguments, rank.call()); },
-        {"and max_tokens 1024, allowed: so many that counters of", "and 8192 selections of each rank fit 24576 bytes"},
-        "few selections");
-    // Many lie in the window.
-    arguments.max_tokens = 1025;
+        {"num_experts is 2800, allowed: so many that counters of 1400 experts fit 16384 bytes of shared memory"},
+        "counters");
+    arguments.num_experts = one.shape.experts();
     check_elastic_rows(rank, one, {}, buffer.dispatch_elastic(arguments, rank.call()));
   });
 }

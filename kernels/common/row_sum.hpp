@@ -99,9 +99,13 @@ struct FoundRow {
   const float* weights = nullptr;
 };
 
-/// The pieces of a row that a warp adds: every `step` bytes one, from `first` bytes on.
+/// The pieces of a row that a warp adds, one of `parts` that do: every `step` bytes one, from `first` bytes on.
 struct RowShare {
-  std::uint32_t first = 0, step = RowSum::kPieceBytes;
+  std::uint32_t first, step;
+
+  DEEP_EP_DEVICE RowShare(int part = 0, int parts = 1)
+      : first(static_cast<std::uint32_t>(part) * RowSum::kPieceBytes),
+        step(static_cast<std::uint32_t>(parts) * RowSum::kPieceBytes) {}
 };
 
 /// By a whole warp: the sum of the biases and of the rows that up to `most` sources have, in the order of the sources.

@@ -74,14 +74,9 @@ struct ElasticAdder {
     return reinterpret_cast<std::uint64_t>(params.window.row(heap, part, slot_of(token)));
   }
 
-  DEEP_EP_DEVICE RowShare share_of(int part) const {
-    return {static_cast<std::uint32_t>(part) * RowSum::kPieceBytes,
-            static_cast<std::uint32_t>(params.parts_per_token) * RowSum::kPieceBytes};
-  }
-
   /// Adds a part of the token. `own`: the address of this rank's row of the lane's selection.
   DEEP_EP_DEVICE void add(const Token& token, std::uint64_t own, int part) const {
-    const RowShare share = share_of(part);
+    const RowShare share(part, params.parts_per_token);
     const std::int64_t at = std::int64_t{token.number} * params.row_bytes;
     // Its load is under way with those of the rows.
     const bool weighted = part == 0 && params.weighted && lane_index() < params.num_topk;
@@ -112,21 +107,17 @@ struct ElasticAdder {
     return load_weak(reinterpret_cast<const float*>(beside) + lane_index());
   }
 
-  /// The parts that this warp adds. Blocks that only add have the first ones.
-  DEEP_EP_DEVICE Turns share_out() const {
-    const auto parts = static_cast<std::uint32_t>(params.window.tokens_of(params.num_tokens) * params.parts_per_token);
-    std::uint32_t* const drawn = &params.common.state->next_piece;
-    if (params.pushes(block_index(), warp_index())) return Turns::of_late_warp(drawn, parts, params.adders);
-    const int blocks = grid_blocks() - params.pushing_blocks, block = block_index() - params.pushing_blocks;
-    const int number = block >= 0 ? warp_index() * blocks + block
-                                  : blocks * block_warps() + warp_index() * params.pushing_blocks + block_index();
-    return Turns::of_warp(drawn, parts, params.adders, number);
-  }
-
   /// Adds parts of tokens until none is left, or a fault ends the call.
   DEEP_EP_DEVICE void add_all() const {
     const Divisor& parts = params.parts_per_token;
-    Turns turns = share_out();
+    const auto end = static_cast<std::uint32_t>(params.window.tokens_of(params.num_tokens) * parts);
+    std::uint32_t* const drawn = &params.common.state->next_piece;
+    // Blocks that only add have the first parts, then those warps of the others that do not push.
+    const int pushing = params.pushing_blocks, others = grid_blocks() - pushing, first = others * block_warps();
+    const int warps = first + pushing * params.adding_warps;
+    const int number = block_index() < pushing ? first + warp_index() * pushing + block_index()
+                                               : warp_index() * others + block_index() - pushing;
+    Turns turns = number < warps ? Turns::of_warp(drawn, end, warps, number) : Turns::of_late_warp(drawn, end, warps);
     const auto token_at = [&](std::uint32_t at) { return params.window.first_token + static_cast<int>(at) / parts; };
     const auto look = [&](std::uint32_t at) {
       if (at >= turns.end) return Selections{};
@@ -137,7 +128,7 @@ struct ElasticAdder {
     turns.each(look(turns.turn), look, [&](const Selections& selections, const Selections&) {
       const Token token = token_of(token_at(turns.turn), selections);
       const int part = static_cast<int>(turns.turn) % parts;
-      const std::uint64_t own = token.own.find(params, share_of(part));  // prefetched while the others' rows arrive
+      const std::uint64_t own = token.own.find(params, {part, parts});  // prefetched while the others' rows arrive
       if (!await(token)) return false;
       add(token, own, part);
       return true;

@@ -59,10 +59,7 @@ struct ElasticPusher {
   DEEP_EP_DEVICE int number() const { return warp_index() - params.adding_warps; }
   DEEP_EP_DEVICE int team() const { return number() / members; }
   DEEP_EP_DEVICE int member() const { return number() & (members - 1); }
-  DEEP_EP_DEVICE RowShare share() const {
-    return {static_cast<std::uint32_t>(member()) * RowSum::kPieceBytes,
-            static_cast<std::uint32_t>(members) * RowSum::kPieceBytes};
-  }
+  DEEP_EP_DEVICE RowShare share() const { return {member(), members}; }
   DEEP_EP_DEVICE std::int32_t begin_of(int owner) const { return owner == 0 ? 0 : shared.source_ends[owner - 1]; }
 
   /// The row of turn `turn`; none behind the last one. Owners take turns, so that each gets the rows of its first
@@ -88,9 +85,9 @@ struct ElasticPusher {
     // Few rows are shared out beforehand, each to a team: they occupy all pushing warps, and none takes a second row.
     while (2 * members <= warps && warps / (2 * members) * params.pushing_blocks >= end) members *= 2;
     // Neighbours in order are in different blocks.
-    turns = Turns::of_warp(&params.common.state->elastic_next_row, static_cast<std::uint32_t>(end), params.pushers,
-                           team() * params.pushing_blocks + block_index());
-    if (!params.pushes(block_index(), warp_index())) turns.turn = turns.end;
+    turns = Turns::of_warp(&params.common.state->elastic_next_row, static_cast<std::uint32_t>(end),
+                           params.pushing_blocks * warps, team() * params.pushing_blocks + block_index());
+    if (number() < 0) turns.turn = turns.end;
     if (members > 1) turns.following = turns.end;
     load(turns.turn).find(params, share());
   }

@@ -47,10 +47,8 @@ struct ElasticCombineParams {
   TokenWindow window;
   int pushing_blocks;       ///< the first ones; the others only add, which touches no other device
   int adding_warps;         ///< of a pushing block, from the beginning; the others push first
-  int pushers, adders;      ///< warps in all: those that push, and those that do nothing but add
   Divisor parts_per_token;  ///< a token is added in so many parts, by different warps
 
-  DEEP_EP_DEVICE bool pushes(int block, int warp) const { return block < pushing_blocks && warp >= adding_warps; }
   /// The part in which a token's row from `source` lies: the number of the source or of its last selection, whichever
   /// has fewer values.
   DEEP_EP_DEVICE int part_of(int source, int last_selection) const {

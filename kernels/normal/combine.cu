@@ -250,9 +250,7 @@ struct Combine : Transfer {
     const std::int64_t at = std::int64_t{token.number} * params.row_bytes;
     const auto bias_at = [&](int i) { return params.bias[i] == nullptr ? nullptr : params.bias[i] + at; };
     const RowReduction reduction(contributions(), find_row, bias_at(0), bias_at(1));
-    reduction.add(params.combined_x + at, params.row_bytes,
-                  {static_cast<std::uint32_t>(part) * RowSum::kPieceBytes,
-                   static_cast<std::uint32_t>(params.parts_per_token) * RowSum::kPieceBytes});
+    reduction.add(params.combined_x + at, params.row_bytes, {part, params.parts_per_token});
     if (part != 0 || params.combined_weights == nullptr) return;
     reduction.add_weights(params.combined_weights + std::int64_t{token.number} * params.num_topk, params.num_topk);
   }

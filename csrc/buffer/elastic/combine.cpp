@@ -82,9 +82,7 @@ LaunchShape plan(ElasticCombineParams& params, int max_tokens, int num_sms, cons
                         : params.each_selection  ? warps * 3 / 4
                         : all_push               ? 0
                                                  : warps / 2;
-  params.pushers = blocks * (warps - params.adding_warps);
-  params.adders = adding_blocks * warps + blocks * params.adding_warps;
-  const int adders = std::max(1, params.adders);
+  const int adders = std::max(1, adding_blocks * warps + blocks * params.adding_warps);
   const int pieces = pieces_of(params.row_bytes);
   // All adders have something to do. Many tokens are added whole, unless several rows of each lie on this rank: then
   // the first ones would take as long as all adders need to read theirs, and so would the last ones.

@@ -12,8 +12,6 @@
 //
 // No rank overwrites rows that this one still reads: a rank sends when it has heard that this one has begun the call,
 // which this one does behind whatever it reads from its window, in stream order.
-#include <cstddef>
-
 #include "kernels/elastic/dispatch_number.hpp"
 #include "kernels/elastic/dispatch_send.hpp"
 #include "kernels/kernel_list.hpp"
@@ -78,26 +76,21 @@ DEEP_EP_DEVICE bool meet(const ElasticDispatchParams& params, std::uint64_t epoc
                              params.shape};
   const Meeting meeting{params.common, Wanted::dispatch_addresses, MeetingKind::dispatch, epoch};
   if (block_index() == 0) meeting.announce(ours);
-  // A call that is not fresh compares nothing behind these.
-  const std::size_t heard = params.fresh ? sizeof ours : offsetof(DispatchArrival, shape);
-  const int cells = static_cast<int>(heard / sizeof(std::uint64_t));
-#pragma unroll 1
-  for (int step = 0; step < 2; ++step) {  // one place in the code tells
-    const bool tells = params.fresh && block_index() == 0 && step == (params.told.apart() ? 0 : 1);
-    if (tells) tell_selections(params, epoch);
-    bool good = true;
-    Difference found;
-    int other = 0;
-    block::each(step == 0 ? params.common.num_ranks : 0, [&](int peer) {
-      DispatchArrival theirs;
-      good = good && meeting.hear(peer, theirs, cells) && meeting.agrees(ours.agreed, theirs.agreed, peer);
-      if (!good) return;
-      if (tokens != nullptr) tokens[peer] = theirs.num_tokens;
-      if (!params.fresh || found.at >= 0) return;
-      found = difference(ours.shape.word, theirs.shape.word);
-      other = peer;
-    });
-    if (step == 1 || block::all(good && found.at < 0)) continue;
+  const bool tells = params.fresh && block_index() == 0;
+  if (tells && params.told.apart()) tell_selections(params, epoch);
+  bool good = true;
+  Difference found;
+  int other = 0;
+  block::each(params.common.num_ranks, [&](int peer) {
+    DispatchArrival theirs;
+    good = good && meeting.hear(peer, theirs) && meeting.agrees(ours.agreed, theirs.agreed, peer);
+    if (!good) return;
+    if (tokens != nullptr) tokens[peer] = theirs.num_tokens;
+    if (found.at >= 0) return;
+    found = difference(ours.shape.word, theirs.shape.word);
+    other = peer;
+  });
+  if (!block::all(good && found.at < 0)) {
     // When all have come: a rank that left before would be calls ahead of one that is late. No rank sends anything, so
     // words of rows move on as if all had.
     if (block::all(good) && is_last_block()) {
@@ -109,6 +102,7 @@ DEEP_EP_DEVICE bool meet(const ElasticDispatchParams& params, std::uint64_t epoc
     }
     return false;
   }
+  if (tells && !params.told.apart()) tell_selections(params, epoch);
   bulk::fence_global();  // windows that are free may be overwritten by bulk stores
   return true;
 }
@@ -122,11 +116,10 @@ DEEP_EP_DEVICE void end_dispatch(const ElasticDispatchParams& params, const Call
   const IntranodeParams& common = params.common;
   // By the warp that numbers nothing where the host is told: the others may be at it.
   const bool waits = good && warp_index() == block_warps() - 1;
-#pragma unroll 1
-  for (int peer = lane_index(); waits && peer < common.num_ranks; peer += kWarpSize) {
+  warp::each(waits ? common.num_ranks : 0, [&](int peer) {
     wait_signal(common.wait, common.signal_from(peer, IntranodeSignal::dispatch_rows),
                 {peer, Wanted::dispatch_rows, Progress::at(call.epoch)});
-  }
+  });
   block::sync();
   if (thread_index() != 0 || !call.begun) return;
   store_relaxed<Scope::gpu>(&common.state->next_piece, std::uint32_t{0});  // this rank's own rows are there, too

@@ -33,11 +33,11 @@ struct Meeting {
 #pragma unroll
     for (int i = 0; i < kCells; ++i) store_cell(box.cells + i, words[i], epoch);
   }
-  /// By one thread: waits for what `rank` says, or for its first `cells` words; the others are 0 then. False after a
-  /// fault. Acquires nothing, and need not for what calls before have read and written: their kernels have ended. What
-  /// this kernel reads of the other rank's memory needs a fence behind it.
+  /// By one thread: waits for what `rank` says. False after a fault. Acquires nothing, and need not for what calls
+  /// before have read and written: their kernels have ended. What this kernel reads of the other rank's memory needs a
+  /// fence behind it.
   template <class Message>
-  DEEP_EP_DEVICE bool hear(int rank, Message& message, int cells = sizeof(Message) / sizeof(std::uint64_t)) const {
+  DEEP_EP_DEVICE bool hear(int rank, Message& message) const {
     constexpr int kCells = sizeof(Message) / sizeof(std::uint64_t);
     static_assert(sizeof(Message) % sizeof(std::uint64_t) == 0 && kCells * sizeof(Cell) <= sizeof(Mailbox));
     const Mailbox& box = box_of(rank);
@@ -46,7 +46,6 @@ struct Meeting {
       bool all = true;
 #pragma unroll
       for (int i = 0; i < kCells; ++i) {
-        if (i >= cells) break;
         const Cell cell = load_cell(box.cells + i);
         words[i] = cell.payload;
         if (i == 0) poll.seen = cell.epoch;

@@ -21,8 +21,9 @@ struct ToldTokens {
 
   DEEP_EP_DEVICE int num_ranks() const { return params.common.num_ranks; }
 
-  DEEP_EP_DEVICE int local(const Selection& selection, bool& good) const {
+  DEEP_EP_DEVICE void find(Selection& selection, bool& good) const {
     const IntranodeParams& common = params.common;
+    selection.token = selection.position - (selection.source == 0 ? 0 : shared.source_ends[selection.source - 1]);
     const std::int64_t at = std::int64_t{selection.token} * params.rows.num_topk + selection.k;
     const std::int32_t* const told = params.told.of(common.own_heap(), selection.source, epoch);
     int expert = -1;
@@ -38,17 +39,15 @@ struct ToldTokens {
     } else {
       expert = load_weak(told + at);
     }
-    return expert_of(expert - common.rank * params.numbers.num_experts, params.numbers.num_experts);
+    selection.local = expert_of(expert - common.rank * params.numbers.num_experts, params.numbers.num_experts);
   }
-  DEEP_EP_DEVICE std::int32_t token_at_source(const Selection& selection) const { return selection.token; }
   DEEP_EP_DEVICE void tell_host(const SelectionNumberer<ToldTokens>& numberer) const {
     if (params.host_counts == nullptr) return;
     HostCounts& host = *params.host_counts;
     const std::int32_t* const totals = numberer.shared.totals;
-#pragma unroll 1
-    for (int expert = lane_index(); expert < params.numbers.num_experts; expert += kWarpSize) {
+    warp::each(params.numbers.num_experts, [&](int expert) {
       host.tokens_per_expert[expert] = align_up(totals[expert], params.numbers.alignment);
-    }
+    });
     if (lane_index() == 0) host.num_recv_tokens = numberer.end_of(num_ranks() - 1);
     warp::sync();
     if (lane_index() == 0) store_release<Scope::system>(&host.epoch, epoch);

@@ -48,21 +48,19 @@ struct ElasticSender {
     return unit;
   }
 
-  /// Word `at` of those that travel beside a token's row.
-  DEEP_EP_DEVICE std::uint32_t word_beside(std::int32_t token, int at) const {
-    const int num_scales = params.rows.num_scales;
-    if (at < num_scales) return load_stream(params.scales.at(token, at));
-    const float* weights = params.topk_weights + std::int64_t{token} * params.rows.num_topk;
-    return load_stream(reinterpret_cast<const std::uint32_t*>(weights) + (at - num_scales));
-  }
   /// Scales and weights are small: lanes write them side by side into the windows.
   DEEP_EP_DEVICE void store_beside(const Unit& unit) const {
-    const auto words = static_cast<int>(params.window.words_beside);
+    const auto words = static_cast<int>(params.window.words_beside), num_scales = params.rows.num_scales;
+    const auto* const weights = reinterpret_cast<const std::uint32_t*>(params.topk_weights);
+    const std::int64_t first_weight = std::int64_t{unit.token} * params.rows.num_topk;
     const std::uint32_t receivers = warp::ballot(unit.to >= 0);
     WarpPiece<std::uint32_t, 4> held;
 #pragma unroll 1
     for (int first = 0; first < words; first += held.kElements) {
-      held.each(first, words, [&](std::uint32_t& word, int at) { word = word_beside(unit.token, at); });
+      held.each(first, words, [&](std::uint32_t& word, int at) {
+        word = load_stream(at < num_scales ? params.scales.at(unit.token, at)
+                                           : weights + (first_weight + at - num_scales));
+      });
       each_bit(receivers, [&](int lane) {
         std::byte* const heap = params.common.heaps[warp::shuffle(unit.to, lane)];
         std::uint32_t* const to = params.window.beside(heap, params.common.rank, params.window.slot_of(unit.token));

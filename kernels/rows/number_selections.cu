@@ -12,12 +12,10 @@ struct ReceivedTokens {
 
   const NumberRowsParams& params;
 
-  DEEP_EP_DEVICE int local(const Selection& selection, bool& /*good*/) const {
+  DEEP_EP_DEVICE void find(Selection& selection, bool& /*good*/) const {
     const std::int64_t at = std::int64_t{selection.position} * params.numbers.metadata.num_topk + selection.k;
-    return expert_of(params.recv_topk_idx.load_cached(at), params.numbers.num_experts);
-  }
-  DEEP_EP_DEVICE std::int32_t token_at_source(const Selection& selection) const {
-    return params.source[selection.position];
+    selection.token = params.source[selection.position];
+    selection.local = expert_of(params.recv_topk_idx.load_cached(at), params.numbers.num_experts);
   }
   DEEP_EP_DEVICE void tell_host(const SelectionNumberer<ReceivedTokens>& /*numberer*/) const {}
 };

@@ -31,7 +31,7 @@ struct Selection {
   int position;  ///< of the token among those that are numbered
   int k;
   int source = -1;         ///< none: there is no such selection
-  std::int32_t token = 0;  ///< the number of the token among those of its source
+  std::int32_t token = 0;  ///< the number that its source gives the token
   int local = -1;          ///< the expert, if it is one of this rank
   std::uint32_t here = 0;  ///< lanes with selections of the same token at this rank
 
@@ -40,10 +40,9 @@ struct Selection {
 };
 
 /// By whole blocks that number. `Tokens` says which tokens there are, as sources have them one behind the other:
-///   kOfAllRanks                   tokens of all ranks; false: rows of this one, which have numbers already
-///   local(selection, good)        the expert of this rank that it names; -1: none. `good` becomes false after a fault
-///   token_at_source(selection)    the number that its source gives the token
-///   tell_host(numberer)           by a warp of one block, when all have counted
+///   kOfAllRanks               tokens of all ranks; false: rows of this one, which have numbers already
+///   find(selection, good)     sets its token, and its expert. `good` becomes false after a fault
+///   tell_host(numberer)       by a warp of one block, when all have counted
 template <class Tokens>
 struct SelectionNumberer {
   const Tokens& tokens;
@@ -66,8 +65,7 @@ struct SelectionNumberer {
     if (of_lane < params.at_once && selection.position < end) {
       while (selection.position >= shared.source_ends[source]) ++source;
       selection.source = source;
-      selection.token = selection.position - (source == 0 ? 0 : shared.source_ends[source - 1]);
-      selection.local = tokens.local(selection, good);
+      tokens.find(selection, good);
     }
     const std::uint32_t token_lanes = (topk == kWarpSize ? ~0u : (1u << topk) - 1) << of_lane * topk;
     selection.here = warp::ballot(selection.local >= 0) & token_lanes;
@@ -139,8 +137,7 @@ struct SelectionNumberer {
       good = wait_signal(wait, counted, {params.rank, Wanted::counts, Progress::at(call)});
     }
     if (!block::all(good)) return false;
-#pragma unroll 1
-    for (int column = lane_index(); column < columns; column += kWarpSize) add_blocks(params.counts, column);
+    warp::each(columns, [&](int column) { add_blocks(params.counts, column); });
     block::sync();
     return true;
   }
@@ -195,7 +192,7 @@ struct SelectionNumberer {
     params.metadata.slots(row)[selection.k] = slot;
     params.local[std::int64_t{row} * topk + selection.k] = selection.local;
     if (selection.k != 0) return;
-    params.metadata.row(row)[0] = selection.source * params.max_tokens + tokens.token_at_source(selection);
+    params.metadata.row(row)[0] = selection.source * params.max_tokens + selection.token;
     params.metadata.row(row)[1] = selection.source * topk + highest_bit(selection.here) - lane_index();
   }
 

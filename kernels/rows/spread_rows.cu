@@ -62,12 +62,10 @@ DEEP_EP_DEVICE void clear_gaps(const SpreadRowsParams& params, std::int64_t warp
 #pragma unroll 1
     for (std::int32_t to = begin + unit % params.sharing; to < end && to < params.num_spread; to += params.sharing) {
       auto* const row = reinterpret_cast<Vec16*>(params.spread_rows + std::int64_t{to} * params.row_bytes);
-#pragma unroll 1
-      for (int at = lane_index(); at < vectors; at += kWarpSize) store_stream(row + at, Vec16{});
-#pragma unroll 1
-      for (int column = lane_index(); params.scales != nullptr && column < params.num_scales; column += kWarpSize) {
+      warp::each(vectors, [=](int at) { store_stream(row + at, Vec16{}); });
+      warp::each(params.scales != nullptr ? params.num_scales : 0, [&](int column) {
         params.spread_scales[to * params.spread_stride + column * params.spread_column_stride] = 0;
-      }
+      });
       if (params.weights != nullptr && lane_index() == 0) params.spread_weights[to] = 0;
     }
   }

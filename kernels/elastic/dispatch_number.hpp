@@ -6,7 +6,7 @@
 // asking another rank.
 #pragma once
 
-#include "kernels/elastic/dispatch_params.hpp"
+#include "kernels/elastic/params.hpp"
 #include "kernels/rows/numbering.hpp"
 
 namespace deep_ep::device {

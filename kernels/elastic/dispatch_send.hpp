@@ -6,7 +6,7 @@
 #include "kernels/common/row_copy.hpp"
 #include "kernels/common/row_pipe.hpp"
 #include "kernels/common/tickets.hpp"
-#include "kernels/elastic/dispatch_params.hpp"
+#include "kernels/elastic/params.hpp"
 
 namespace deep_ep::device {
 

@@ -3,7 +3,6 @@
 
 #include <utility>
 
-#include "kernels/elastic/dispatch_params.hpp"
 #include "kernels/elastic/params.hpp"
 #include "kernels/load_balance/params.hpp"
 #include "kernels/low_latency/params.hpp"

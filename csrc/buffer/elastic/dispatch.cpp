@@ -7,7 +7,7 @@
 #include "csrc/buffer/elastic/elastic.hpp"
 #include "csrc/executor/kernel_table.hpp"
 #include "csrc/support/format.hpp"
-#include "kernels/elastic/dispatch_params.hpp"
+#include "kernels/elastic/params.hpp"
 
 namespace deep_ep {
 namespace {

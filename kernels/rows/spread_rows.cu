@@ -34,14 +34,16 @@ DEEP_EP_DEVICE void store_selections(const SpreadRowsParams& params, std::int64_
 
 /// By a whole warp: what lies beside a row. The lanes in `found` have a slot.
 DEEP_EP_DEVICE void spread_beside(const SpreadRowsParams& params, const SpreadRow& row, std::uint32_t found) {
+  WarpPiece<std::uint32_t, 2> held;
 #pragma unroll 1
-  for (int first = 0; params.scales != nullptr && first < params.num_scales; first += kWarpSize) {
-    const int column = first + lane_index();
-    const bool there = column < params.num_scales;
-    const std::uint32_t scale = there ? load_weak(params.scales + row.beside * params.scale_stride + column) : 0;
+  for (int first = 0; params.scales != nullptr && first < params.num_scales; first += held.kElements) {
+    held.each(first, params.num_scales, [&](std::uint32_t& scale, int at) {
+      scale = load_weak(params.scales + row.beside * params.scale_stride + at);
+    });
     each_bit(found, [&](int lane) {
-      const std::int64_t to = warp::shuffle(row.slot, lane);
-      if (there) params.spread_scales[to * params.spread_stride + column * params.spread_column_stride] = scale;
+      std::uint32_t* const to = params.spread_scales + warp::shuffle(row.slot, lane) * params.spread_stride;
+      held.each(first, params.num_scales,
+                [&](std::uint32_t scale, int at) { to[at * params.spread_column_stride] = scale; });
     });
   }
   if (!params.expand) {

@@ -104,19 +104,6 @@ struct SelectionNumberer {
     return sum;
   }
 
-  /// By a lane of each warp: warps share the blocks, whose counts they load in groups.
-  DEEP_EP_DEVICE void add_blocks(const std::int32_t* counts, int column) const {
-    std::int32_t before = 0, total = 0;
-#pragma unroll 4
-    for (int other = warp_index(); other < params.blocks; other += block_warps()) {
-      const std::int32_t count = load_weak(counts + std::int64_t{other} * columns + column);
-      total += count;
-      before += other < block ? count : 0;
-    }
-    add_relaxed<Scope::block>(&shared.starts[column], before);
-    add_relaxed<Scope::block>(&shared.totals[column], total);
-  }
-
   /// By all threads, when the warps have counted: finds what each block and warp has before it, and the totals. Blocks
   /// tell each other; one that is alone need not. False after a fault.
   DEEP_EP_DEVICE bool add() const {
@@ -137,7 +124,18 @@ struct SelectionNumberer {
       good = wait_signal(wait, counted, {params.rank, Wanted::counts, Progress::at(call)});
     }
     if (!block::all(good)) return false;
-    warp::each(columns, [&](int column) { add_blocks(params.counts, column); });
+    warp::each(columns, [&](int column) {
+      std::int32_t before = 0, total = 0;
+      // Warps share the blocks, whose counts they load in groups.
+#pragma unroll 4
+      for (int other = warp_index(); other < params.blocks; other += block_warps()) {
+        const std::int32_t count = load_weak(params.counts + std::int64_t{other} * columns + column);
+        total += count;
+        before += other < block ? count : 0;
+      }
+      add_relaxed<Scope::block>(&shared.starts[column], before);
+      add_relaxed<Scope::block>(&shared.totals[column], total);
+    });
     block::sync();
     return true;
   }

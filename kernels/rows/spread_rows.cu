@@ -84,12 +84,10 @@ DEEP_EP_DEVICE void copy_kept(const SpreadRowsParams& params, std::int64_t warp,
   }
 }
 
-/// One warp's rows: every `step`-th valid one.
-struct RowSpreader {
+/// Finds rows, by a whole warp.
+struct RowFinder {
   const SpreadRowsParams& params;
-  RowPipe pipe;
-  std::int64_t valid, step;
-  std::int32_t skip_begin = 0, skip_end = 0;
+  std::int32_t skip_begin = 0, skip_end = 0;  ///< rows that stay where they are
 
   DEEP_EP_DEVICE std::int64_t slot_of(std::int64_t row) const {
     if (!params.expand) return lane_index() == 0 && (row < skip_begin || row >= skip_end) ? row : -1;
@@ -113,53 +111,47 @@ struct RowSpreader {
     if (!warp::any(found.slot >= 0)) found.from = nullptr;
     return found;
   }
-
-  /// `row`: what is known of the warp's first row, if there is one.
-  DEEP_EP_DEVICE void spread(SpreadRow row) {
-    if (row.number < valid && row.from != nullptr) pipe.begin(row.from, params.row_bytes);
-    if (params.kept[0].to != nullptr) copy_kept(params, row.number, step);
-#pragma unroll 1
-    while (row.number < valid) {
-      const std::int64_t following = row.number + step;
-      const SpreadRow next = following < valid ? look(following) : SpreadRow{valid, -1, 0, nullptr};
-      const auto to_slot = [&](auto store) {
-        if (row.slot >= 0) store(params.spread_rows + row.slot * params.row_bytes);
-      };
-      pipe.move([=] { return row.from; }, [=] { return next.from; }, params.row_bytes, to_slot);
-      if (row.from != nullptr) spread_beside(params, row, warp::ballot(row.slot >= 0));
-      row = next;
-    }
-    pipe.drop();
-  }
 };
 
 DEEP_EP_DEVICE void spread_rows_body(const SpreadRowsParams& params, std::byte* memory) {
   const std::int64_t warps = std::int64_t{grid_blocks()} * block_warps();
   // Neighbours in order are in different blocks, so that a few rows keep all multiprocessors busy, too.
   const std::int64_t warp = std::int64_t{warp_index()} * grid_blocks() + block_index();
-  const WarpStages shared{Carver(memory), block_warps(), params.pipe};
-  RowSpreader spreader{params, shared.pipe(warp_index()), 0, warps};
+  RowPipe pipe = WarpStages{Carver(memory), block_warps(), params.pipe}.pipe(warp_index());
   // A few rows take as long as the memory does, so that all loads that need no other's result are under way at once.
   const std::int32_t num_valid = load_weak(params.metadata.num_valid);
   const std::uint64_t failed = load_relaxed<Scope::gpu>(params.abort);
-  if (params.skipped[0] != nullptr) spreader.skip_begin = load_weak(params.skipped[0]);
-  if (params.skipped[1] != nullptr) spreader.skip_end = load_weak(params.skipped[1]);
-  SpreadRow ahead{warp, -1, 0, nullptr};
-  if (warp < params.metadata.num_rows) ahead = spreader.look(warp);
+  RowFinder finder{params};
+  if (params.skipped[0] != nullptr) finder.skip_begin = load_weak(params.skipped[0]);
+  if (params.skipped[1] != nullptr) finder.skip_end = load_weak(params.skipped[1]);
+  SpreadRow row{warp, -1, 0, nullptr};
+  if (warp < params.metadata.num_rows) row = finder.look(warp);
   // The metadata of a call that has failed is not there.
   if (failed != 0) return;
   const std::int64_t valid = num_valid < params.metadata.num_rows ? num_valid : params.metadata.num_rows;
-  spreader.valid = valid;
 
   // 1. Rows, and what is beside them.
-  if (lane_index() == 0) spreader.pipe.init();
-  spreader.spread(ahead);
+  if (lane_index() == 0) pipe.init();
+  if (warp < valid && row.from != nullptr) pipe.begin(row.from, params.row_bytes);
+  if (params.kept[0].to != nullptr) copy_kept(params, warp, warps);
+#pragma unroll 1
+  while (row.number < valid) {
+    const std::int64_t following = row.number + warps;
+    const SpreadRow next = following < valid ? finder.look(following) : SpreadRow{valid, -1, 0, nullptr};
+    const auto to_slot = [&](auto store) {
+      if (row.slot >= 0) store(params.spread_rows + row.slot * params.row_bytes);
+    };
+    pipe.move([=] { return row.from; }, [=] { return next.from; }, params.row_bytes, to_slot);
+    if (row.from != nullptr) spread_beside(params, row, warp::ballot(row.slot >= 0));
+    row = next;
+  }
+  pipe.drop();
 
   // 2. The places that no row has. Rows behind the last one select nothing.
   if (params.expert_ends != nullptr) clear_gaps(params, warp, warps);
 #pragma unroll 1
-  for (std::int64_t row = valid + warp; !params.expand && row < params.metadata.num_rows; row += warps) {
-    store_selections(params, row, false, 0);
+  for (std::int64_t behind = valid + warp; !params.expand && behind < params.metadata.num_rows; behind += warps) {
+    store_selections(params, behind, false, 0);
   }
 }
 

@@ -10,18 +10,12 @@
 
 namespace deep_ep::device {
 
-/// What must be equal on all ranks for windows to be laid out alike: see kAgreedRowsToPeer.
-DEEP_EP_DEVICE Arrival arrival(const ElasticCombineParams& params) {
-  const int kind = (params.weighted ? 1 : 0) + (params.each_selection ? 2 : 0);
-  return {{static_cast<std::int32_t>(params.row_bytes), 0, params.num_topk, params.window.max_tokens, kind}};
-}
-
 /// Meets the other ranks, whose windows are then free, and pushes. False after a fault.
 DEEP_EP_DEVICE bool meet_and_push(const ElasticCombineParams& params, const ElasticCombineShared& shared,
-                                  const Meeting& meeting) {
+                                  const Meeting& meeting, const Arrival& ours) {
   ElasticPusher pusher{params, shared, meeting.epoch};
   pusher.prepare();
-  const bool good = block::all(meeting.hear_all(arrival(params)));
+  const bool good = block::all(meeting.hear_all(ours));
   if (good) pusher.push_all();
   return good;
 }
@@ -39,9 +33,13 @@ DEEP_EP_DEVICE void combine_elastic_body(const ElasticCombineParams& params, std
   if (call.begun) {
     // 1. This rank's window is free: the call before has ended here.
     const Meeting meeting{common, Wanted::combine_addresses, MeetingKind::combine, call.epoch};
-    if (block_index() == 0) meeting.announce(arrival(params));
+    // Equal on all ranks, so that windows are laid out alike: see kAgreedRowsToPeer.
+    const int kind = (params.weighted ? 1 : 0) + (params.each_selection ? 2 : 0);
+    const Arrival ours{
+        {static_cast<std::int32_t>(params.row_bytes), 0, params.num_topk, params.window.max_tokens, kind}};
+    if (block_index() == 0) meeting.announce(ours);
     // 2. Some warps push, and then all add. Blocks that only add need no word of others but their rows' flags.
-    if (block_index() >= params.pushing_blocks || meet_and_push(params, shared, meeting)) {
+    if (block_index() >= params.pushing_blocks || meet_and_push(params, shared, meeting, ours)) {
       ElasticAdder{params, call.epoch}.add_all();
     }
   }

@@ -44,9 +44,8 @@ struct ToldTokens {
   DEEP_EP_DEVICE void tell_host(const SelectionNumberer<ToldTokens>& numberer) const {
     if (params.host_counts == nullptr) return;
     HostCounts& host = *params.host_counts;
-    const std::int32_t* const totals = numberer.shared.totals;
     warp::each(params.numbers.num_experts, [&](int expert) {
-      host.tokens_per_expert[expert] = align_up(totals[expert], params.numbers.alignment);
+      host.tokens_per_expert[expert] = align_up(shared.totals[expert], params.numbers.alignment);
     });
     if (lane_index() == 0) host.num_recv_tokens = numberer.end_of(num_ranks() - 1);
     warp::sync();

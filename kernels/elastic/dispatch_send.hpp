@@ -34,12 +34,9 @@ struct ElasticSender {
     Unit unit;
     if (turn >= turns.end) return unit;
     unit.token = params.window.first_token + static_cast<std::int32_t>(turn);
-    int expert = -1;
-    if (lane_index() < params.rows.num_topk) {
-      const std::int64_t index =
-          params.topk_idx.load_cached(std::int64_t{unit.token} * params.rows.num_topk + lane_index());
-      expert = expert_of(index, params.num_local_experts * params.common.num_ranks);
-    }
+    const std::int64_t at = std::int64_t{unit.token} * params.rows.num_topk + lane_index();
+    const std::int64_t index = lane_index() < params.rows.num_topk ? params.topk_idx.load_cached(at) : -1;
+    const int expert = expert_of(index, params.num_local_experts * params.common.num_ranks);
     const int owner = expert < 0 ? -1 : expert / params.num_local_experts;
     const std::uint32_t same = warp::match_any(static_cast<std::uint32_t>(owner));
     if (lowest_bit(same) == lane_index()) unit.to = owner;

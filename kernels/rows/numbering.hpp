@@ -62,7 +62,7 @@ struct SelectionNumberer {
     const Divisor& topk = params.metadata.num_topk;
     const int of_lane = lane_index() / topk;
     Selection selection{first + of_lane, lane_index() - of_lane * topk};
-    if (of_lane < params.at_once && selection.position < end) {
+    if (of_lane < kWarpSize / topk && selection.position < end) {
       while (selection.position >= shared.source_ends[source]) ++source;
       selection.source = source;
       tokens.find(selection, good);
@@ -199,8 +199,8 @@ struct SelectionNumberer {
   DEEP_EP_DEVICE void number(bool good) const {
     block::each(params.warps * columns, [&](int at) { shared.next[at] = 0; });
     if (!block::all(good)) return;
-    const int at_once = params.at_once, all = shared.source_ends[params.num_ranks - 1];
-    const int share = ((all + at_once - 1) / params.at_once + params.all_warps - 1) / params.all_warps * at_once;
+    const int at_once = kWarpSize / params.metadata.num_topk, all = shared.source_ends[params.num_ranks - 1];
+    const int share = (all + params.all_warps - 1) / params.all_warps;  // tokens of a warp
     const int begin = warp_index() < params.warps ? (block * params.warps + warp_index()) * share : all;
     const int end = begin + share < all ? begin + share : all;
     Selection selection{};

@@ -81,7 +81,6 @@ struct NumberingParams {
   Divisor blocks;          ///< the last ones of the grid
   int warps;               ///< of each of these blocks, for which shared memory has room
   Divisor all_warps;       ///< of all these blocks
-  Divisor at_once;         ///< tokens that a warp looks at, a lane for each selection
 
   DEEP_EP_HOST_DEVICE int columns(bool of_all_ranks) const { return (of_all_ranks ? num_ranks : 0) + num_experts; }
 };
@@ -126,7 +125,7 @@ struct SpreadRowsParams {
   std::byte* heap;
   TokenWindow window;
   int rank, num_ranks;
-  const std::byte* own_rows;  ///< of this rank's tokens
+  const std::byte* own_x;  ///< of this rank's tokens
   /// Not expanded: where rows begin (nullptr: at 0) and end that stay where they are; nullptr: none do.
   const std::int32_t* skipped[2];
   const std::uint64_t* abort;  ///< see WaitContext: after a failed call nothing is moved

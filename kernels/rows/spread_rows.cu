@@ -105,7 +105,7 @@ struct RowFinder {
       const std::int32_t place = params.window.slot_of(token);
       if (source >= params.num_ranks || !params.window.holds(token)) found.slot = -1;  // not in this pass
       found.beside = params.window.place_beside(source, place);
-      found.from = source == params.rank ? params.own_rows + std::int64_t{token} * params.row_bytes
+      found.from = source == params.rank ? params.own_x + std::int64_t{token} * params.row_bytes
                                          : params.window.row(params.heap, landing_part(source, params.rank), place);
     }
     if (!warp::any(found.slot >= 0)) found.from = nullptr;

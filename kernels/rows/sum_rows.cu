@@ -43,9 +43,8 @@ DEEP_EP_DEVICE std::int64_t returned_row(const SumRowsParams& params, std::int64
   // 3. Weights, from the row of the rank that has the expert.
   if (params.weights == nullptr || !with_weights) return row;
   const std::int64_t carrier = warp::shuffle(row, last);
-  if (lane >= beside.num_topk) return row;
   const bool told = chosen && carrier >= 0;
-  params.weights[at] = told ? load_weak(beside.row(carrier) + 1 + lane) : 0;
+  if (lane < beside.num_topk) params.weights[at] = told ? load_weak(beside.row(carrier) + 1 + lane) : 0;
   return row;
 }
 

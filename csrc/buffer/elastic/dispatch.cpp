@@ -49,7 +49,6 @@ std::size_t plan_numbering(NumberingParams& params, const ElasticDispatchArgumen
   params.max_tokens = arguments.max_tokens;
   params.alignment = arguments.expert_alignment;
   params.metadata.num_topk = static_cast<int>(arguments.topk_idx.size(1));
-  params.at_once = 32 / params.metadata.num_topk;
   constexpr std::int64_t kOfBlock = 2048;
   // Few selections are numbered by several blocks: on two H100 128 tokens took 1.5 us longer than one token with 8
   // blocks, and 7.7 us longer with one.
@@ -244,7 +243,7 @@ void dispatch_in_node(ElasticDispatchResult& result, const ElasticDispatchArgume
   moving.scale_stride = moving.weight_stride = window.words_beside;
   moving.rank = mode.common.rank;
   moving.num_ranks = mode.common.num_ranks;
-  moving.own_rows = params.x;
+  moving.own_x = params.x;
   make_results(result, arguments, moving, mode, scope);
   // All ranks have equally many passes: these follow from arguments that are equal on all ranks.
   for (; window.first_token < window.max_tokens; window.first_token += window.tokens) {

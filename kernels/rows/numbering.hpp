@@ -85,21 +85,16 @@ struct SelectionNumberer {
 
   /// By a thread: adds up what the warps have counted, each finds what those before it have.
   DEEP_EP_DEVICE std::int32_t add_warps(int column) const {
-    constexpr int kTogether = 8;
-    std::int32_t sum = 0;
-#pragma unroll 1
-    for (int first = 0; first < params.warps; first += kTogether) {
-      std::int32_t count[kTogether];
+    std::int32_t count[NumberingParams::kMostWarps], sum = 0;
 #pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        if (first + i < params.warps) count[i] = shared.next[(first + i) * columns + column];
-      }
+    for (int warp = 0; warp < NumberingParams::kMostWarps; ++warp) {
+      if (warp < params.warps) count[warp] = shared.next[warp * columns + column];
+    }
 #pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        if (first + i >= params.warps) break;
-        shared.next[(first + i) * columns + column] = sum;
-        sum += count[i];
-      }
+    for (int warp = 0; warp < NumberingParams::kMostWarps; ++warp) {
+      if (warp >= params.warps) break;
+      shared.next[warp * columns + column] = sum;
+      sum += count[warp];
     }
     return sum;
   }

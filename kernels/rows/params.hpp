@@ -60,6 +60,8 @@ struct SumRowsParams {
 /// Arguments of blocks that number selections. Columns of counters: selections of each local expert; then, with tokens
 /// of all ranks, rows of this rank from each source.
 struct NumberingParams {
+  static constexpr int kMostWarps = 16;  ///< of a block
+
   // Out: what is known of the rows of a dispatch, for the handle.
   RowMetadata metadata;
   std::int32_t* local;          ///< [rows of metadata, num_topk]

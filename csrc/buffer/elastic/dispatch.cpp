@@ -57,7 +57,7 @@ std::size_t plan_numbering(NumberingParams& params, const ElasticDispatchArgumen
   const auto blocks_of = [&](std::int64_t each) { return (selections + each - 1) / each; };
   const std::int64_t useful = std::max(blocks_of(kOfBlock), std::min(kFewBlocks, blocks_of(kFewOfBlock)));
   params.blocks = static_cast<int>(std::clamp<std::int64_t>(useful, 1, most_blocks));
-  params.warps = warps;
+  params.warps = std::min(warps, NumberingParams::kMostWarps);
   const std::size_t room = runtime.policy().max_shared_bytes;
   const auto bytes = [&] { return NumberingShared{Carver::without_memory(), params, of_all_ranks}.bytes; };
   while (params.warps > 1 && bytes() > room) --params.warps;

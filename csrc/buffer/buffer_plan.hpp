@@ -22,7 +22,7 @@ struct HeapLayout {
   LowLatencyWindow low_latency;  ///< bytes 0: none
   std::size_t window_bytes = 0, arena_bytes = 0;
 
-  std::size_t sink_at() const { return control.bytes(); }
+  std::size_t sink_at() const { return control.bytes; }
   std::size_t low_latency_at() const { return sink_at() + kLine; }
   std::size_t window_at() const { return low_latency_at() + low_latency.bytes + low_latency.staging_bytes; }
   std::size_t arena_at() const { return window_at() + window_bytes; }

@@ -58,9 +58,9 @@ TransferParams transfer_params(std::size_t row_bytes, bool dispatches, const Nor
   params.common = common;
   params.local = dispatches
                      ? LocalRings::make(local_begin, local_bytes, common.grid.width, common.num_ranks, row_bytes,
-                                        common.control.fetched_rows(), Wanted::dispatch_rows, Wanted::dispatch_credit)
+                                        common.control.fetched_rows, Wanted::dispatch_rows, Wanted::dispatch_credit)
                      : LocalRings::make(local_begin, local_bytes, common.num_ranks, common.num_ranks, row_bytes,
-                                        common.control.pushed_rows(), Wanted::combine_rows, Wanted::combine_credit);
+                                        common.control.pushed_rows, Wanted::combine_rows, Wanted::combine_credit);
   if (!rails) return params;
   params.rings = Rings::make(layout.window_at(), layout.window_bytes - local_bytes, common.grid.others(), row_bytes);
   if (params.rings.chunks != 0) return params;

@@ -131,7 +131,7 @@ std::string Runtime::describe() const {
   const HeapLayout& layout = this->layout();
   std::string heap = fmt::format("heap of {}", format_bytes(heap_->bytes()));
   if (on_gpu()) heap += fmt::format(", shared by {}", name_of(heap_->kind()));
-  heap += fmt::format(": signals {}", format_bytes(layout.control.bytes()));
+  heap += fmt::format(": signals {}", format_bytes(layout.control.bytes));
   if (layout.low_latency.bytes != 0) heap += fmt::format(", low latency {}", format_bytes(layout.low_latency.bytes));
   const std::size_t staging = layout.low_latency.staging_bytes;
   if (staging != 0) heap += fmt::format(", for NICs to read {}", format_bytes(staging));

@@ -78,73 +78,71 @@ enum class MeetingKind : int { dispatch, combine, load_balance, count };
 struct RingWords {
   Place<std::uint64_t> published, released;
   int slots;  ///< that there are words for, for each rank
+
+  DEEP_EP_HOST_DEVICE static RingWords place(Carver& carver, int num_ranks, int slots) {
+    const auto words = static_cast<std::size_t>(num_ranks * slots);
+    return {{carver.place<std::uint64_t>(words, kLine)}, {carver.place<std::uint64_t>(words, kLine)}, slots};
+  }
 };
 
 /// A lane is a queue pair for rows to a rail. The next chunk of a call goes by a lane that has few bytes under way.
 constexpr int kMostInternodeLanes = 4;
 
-class ControlWindow {
- public:
-  static constexpr int kMostChunks = 256;  ///< of a ring between nodes
-
-  ControlWindow() = default;
-  /// `max_window_tokens`: rows of a source that fit the window for pushed rows at once; each has a word.
-  ControlWindow(const NodeGrid& grid, int max_local_experts, int max_window_tokens)
-      : num_ranks_(grid.num_ranks), nodes_(grid.nodes()), width_(grid.width), max_local_experts_(max_local_experts) {
-    const auto ranks = static_cast<std::size_t>(num_ranks_);
-    const auto nodes = static_cast<std::size_t>(nodes_ == 1 ? 0 : nodes_);
-    Carver carver = Carver::without_memory();
-    mailboxes_ = carver.place<Mailbox>(2 * static_cast<std::size_t>(MeetingKind::count) * ranks);
-    signals_ = carver.place<Line>(static_cast<std::size_t>(IntranodeSignal::count) * ranks);
-    counts_bytes_ = SourceCounts{Carver::without_memory(), width_, max_local_experts_}.bytes;
-    counts_ = carver.place<std::byte>(5 * ranks * counts_bytes_, kLine);
-    const auto place_words = [&](int slots) {
-      const std::size_t words = ranks * static_cast<std::size_t>(slots);
-      return RingWords{{carver.place<std::uint64_t>(words, kLine)}, {carver.place<std::uint64_t>(words, kLine)}, slots};
-    };
-    fetched_rows_ = place_words(kFetchedSlots);
-    pushed_rows_ = place_words(max_window_tokens);
-    few_selections_ = carver.place<std::byte>(2 * few_selections_bytes(), kLine);
-    rail_words_ = carver.place<Line>(kRailWords * nodes);
-    landed_ = carver.place<std::uint64_t>(nodes * kMostChunks, kLine);
-    bytes_ = align_to_line(carver.bytes());
-  }
-
-  std::size_t bytes() const { return bytes_; }
-  int max_window_tokens() const { return pushed_rows_.slots; }
+struct ControlWindow {
+  static constexpr int kMostChunks = 256;   ///< of a ring between nodes
+  static constexpr int kFetchedSlots = 32;  ///< of a dispatch's local rings: few bytes are enough under way
   /// Room for what all sources tell of so many selections in a dispatch of the second interface: twice, by the epoch's
   /// parity.
   static constexpr int kFewSelections = 16384;
-  std::uint64_t few_selections() const { return few_selections_; }
-  static constexpr std::size_t few_selections_bytes() { return kFewSelections * sizeof(std::int32_t); }
-  /// Of the local rings of a dispatch, and of a combine.
-  const RingWords& fetched_rows() const { return fetched_rows_; }
-  const RingWords& pushed_rows() const { return pushed_rows_; }
+  static constexpr std::size_t kFewSelectionsBytes = kFewSelections * sizeof(std::int32_t);
+  struct alignas(kLine) Line {
+    std::uint64_t signal;
+  };
+  enum RailWord : int { notified, head, shape };  ///< a shape for each lane
+  static constexpr int kRailWords = shape + kMostInternodeLanes;
+
+  NodeGrid grid;
+  int max_local_experts = 0;
+  int max_window_tokens = 0;  ///< rows of a source that fit the window for pushed rows at once; each has a word
+  Carver carver = Carver::without_memory();
+  Place<Mailbox> mailboxes{carver.place<Mailbox>(2 * static_cast<int>(MeetingKind::count) * grid.num_ranks)};
+  Place<Line> signals{carver.place<Line>(static_cast<int>(IntranodeSignal::count) * grid.num_ranks)};
+  std::size_t counts_bytes = SourceCounts{Carver::without_memory(), grid.width, max_local_experts}.bytes;
+  Place<std::byte> all_counts{carver.place<std::byte>(5 * grid.num_ranks * counts_bytes, kLine)};
+  RingWords fetched_rows = RingWords::place(carver, grid.num_ranks, kFetchedSlots);     ///< of a dispatch's local rings
+  RingWords pushed_rows = RingWords::place(carver, grid.num_ranks, max_window_tokens);  ///< of a combine's
+  Place<std::byte> few_selections{carver.place<std::byte>(2 * kFewSelectionsBytes, kLine)};
+  Place<Line> rail_words{carver.place<Line>(kRailWords * grid.nodes())};
+  Place<std::uint64_t> landed_words{carver.place<std::uint64_t>(kMostChunks * grid.nodes(), kLine)};
+  std::size_t bytes = align_to_line(carver.bytes());
+
+  ControlWindow() = default;
+  ControlWindow(const NodeGrid& nodes, int local_experts, int window_tokens)
+      : grid(nodes), max_local_experts(local_experts), max_window_tokens(window_tokens) {}
 
   // Written by peer `source` of the node, in the heap that begins at `heap`.
 
   DEEP_EP_DEVICE Mailbox& mailbox(std::byte* heap, MeetingKind kind, std::uint64_t epoch, int source) const {
     const int box = 2 * static_cast<int>(kind) + static_cast<int>(epoch & 1);
-    return reinterpret_cast<Mailbox*>(heap + mailboxes_)[box * num_ranks_ + source];
+    return mailboxes.in(heap)[box * grid.num_ranks + source];
   }
   DEEP_EP_DEVICE std::uint64_t* signal(std::byte* heap, IntranodeSignal kind, int source) const {
-    return &reinterpret_cast<Line*>(heap + signals_)[static_cast<int>(kind) * num_ranks_ + source].signal;
+    return &signals.in(heap)[static_cast<int>(kind) * grid.num_ranks + source].signal;
   }
   /// The counts of `source` in call `epoch`. Two in turn: a source may be one call ahead, never two.
   DEEP_EP_DEVICE Place<std::byte> counts(std::uint64_t epoch, int source) const { return counts_at(epoch & 1, source); }
   DEEP_EP_DEVICE std::uint64_t* pushed_flag(std::byte* heap, int source, int slot) const {
-    return pushed_rows_.published.in(heap) + (std::int64_t{source} * pushed_rows_.slots + slot);
+    return pushed_rows.published.in(heap) + (std::int64_t{source} * pushed_rows.slots + slot);
   }
 
   // Written by this rank's rail in node `node`.
 
-  enum RailWord : int { notified, head, shape };  ///< a shape for each lane
   DEEP_EP_DEVICE Place<std::uint64_t> rail_word(RailWord which, int node, int lane = 0) const {
-    return {rail_words_ + static_cast<std::size_t>((which + lane) * nodes_ + node) * sizeof(Line)};
+    return {rail_words.offset + static_cast<std::size_t>(node * kRailWords + which + lane) * sizeof(Line)};
   }
   /// Rings::through() of the last chunk that has landed in a place of the ring from that node, or of a lane alone.
   DEEP_EP_DEVICE Place<std::uint64_t> landed(int node, int place) const {
-    return {landed_ + static_cast<std::size_t>(node * kMostChunks + place) * sizeof(std::uint64_t)};
+    return {landed_words.offset + static_cast<std::size_t>(node * kMostChunks + place) * sizeof(std::uint64_t)};
   }
   /// The counts of the rail for rank i of this node, at `at` = first rank of the rail's node + i; and this rank's own
   /// for any rank, which its NIC reads.
@@ -152,28 +150,14 @@ class ControlWindow {
     return counts_at(2 + (epoch & 1), at);
   }
   DEEP_EP_DEVICE Place<std::byte> staged_counts(int rank) const { return counts_at(4, rank); }
+  DEEP_EP_DEVICE Place<std::byte> counts_at(std::uint64_t table, int rank) const {
+    const std::size_t number = table * static_cast<std::size_t>(grid.num_ranks) + static_cast<std::size_t>(rank);
+    return {all_counts.offset + number * counts_bytes};
+  }
   /// What lies at one of these places.
   DEEP_EP_DEVICE SourceCounts counts_in(std::byte* heap, Place<std::byte> place) const {
-    return {Carver(place.in(heap)), width_, max_local_experts_};
+    return {Carver(place.in(heap)), grid.width, max_local_experts};
   }
-  DEEP_EP_DEVICE std::size_t counts_bytes() const { return counts_bytes_; }
-
- private:
-  static constexpr int kFetchedSlots = 32;  ///< few bytes are enough under way
-  static constexpr std::size_t kRailWords = 2 + std::size_t{kMostInternodeLanes};
-
-  struct alignas(kLine) Line {
-    std::uint64_t signal;
-  };
-
-  DEEP_EP_DEVICE Place<std::byte> counts_at(std::uint64_t table, int rank) const {
-    return {counts_ + (table * static_cast<std::size_t>(num_ranks_) + static_cast<std::size_t>(rank)) * counts_bytes_};
-  }
-
-  int num_ranks_ = 0, nodes_ = 0, width_ = 0, max_local_experts_ = 0;
-  std::size_t mailboxes_ = 0, signals_ = 0, counts_ = 0, counts_bytes_ = 0, few_selections_ = 0, bytes_ = 0;
-  std::size_t rail_words_ = 0, landed_ = 0;
-  RingWords fetched_rows_{}, pushed_rows_{};
 };
 
 }  // namespace deep_ep

@@ -116,7 +116,7 @@ struct Notify {
   /// notify stages its own at the same place.
   DEEP_EP_DEVICE void send_to(int node) const {
     rdma::PortChannel<OneThread> rail(common.queue_pair(InternodeChannel::rows, node), common.wait);
-    const auto bytes = static_cast<std::uint32_t>(window.counts_bytes()) * static_cast<std::uint32_t>(int{grid.width});
+    const auto bytes = static_cast<std::uint32_t>(window.counts_bytes) * static_cast<std::uint32_t>(int{grid.width});
     if (rail.put(window.landed_counts(epoch, grid.first_of_node()).offset,
                  window.staged_counts(node * grid.width).offset, bytes) &&
         rail.signal(window.rail_word(ControlWindow::notified, grid.node()), common.rails[grid.number_of(node)].notified,
@@ -138,7 +138,7 @@ struct Notify {
     const Place<std::byte> from = source == grid.rank ? window.staged_counts(first_rank + index)
                                                       : window.landed_counts(epoch, first_rank + index);
     copy_row(window.counts(epoch, source).in(heap), from.in(common.own_heap()),
-             static_cast<std::uint32_t>(window.counts_bytes()));
+             static_cast<std::uint32_t>(window.counts_bytes));
     warp::sync();  // the lanes' stores come before the signal
     if (lane_index() == 0) store_release<Scope::system>(window.signal(heap, IntranodeSignal::notify, source), epoch);
   }

@@ -64,7 +64,7 @@ LaunchShape plan(ElasticCombineParams& params, int max_tokens, int num_sms, cons
   window.words_beside = params.each_selection ? 1 : params.weighted ? static_cast<std::uint32_t>(params.num_topk) : 0;
   window.max_tokens = max_tokens;
   fit_window(window, runtime.layout().window_at(), runtime);
-  window.tokens = std::min(window.tokens, static_cast<std::int32_t>(runtime.layout().control.max_window_tokens()));
+  window.tokens = std::min(window.tokens, static_cast<std::int32_t>(runtime.layout().control.max_window_tokens));
   const LaunchPolicy& policy = runtime.policy();
   const int blocks = runtime.sms(num_sms, defaults::kCombineSms);
   const int warps = runtime.warps(kernels::combine_elastic::kMaxThreads);

@@ -166,9 +166,9 @@ LaunchShape plan(ElasticDispatchParams& params, const ElasticDispatchArguments& 
     const std::int64_t most = ControlWindow::kFewSelections / runtime.num_ranks() / kOfCell * kOfCell;
     const ControlWindow& control = params.common.control;
     const bool few = selections <= most && params.num_local_experts * runtime.num_ranks() <= INT16_MAX;
-    params.told.selections_at = few ? control.few_selections() : used;
+    params.told.selections_at = few ? control.few_selections.offset : used;
     params.told.stride = few ? most : selections;
-    params.told.turn_bytes = few ? ControlWindow::few_selections_bytes() : 0;
+    params.told.turn_bytes = few ? ControlWindow::kFewSelectionsBytes : 0;
     if (!few) {
       used = align_to_line(params.told.selections_at +
                            ranks * static_cast<std::size_t>(params.told.stride) * sizeof(std::int32_t));

@@ -43,7 +43,6 @@ struct Combine : Transfer {
   const NormalCombineShared& shared;
   const RowsWithPeer& with_first;  ///< what rows_with() says of the rank with this thread's index, if there is one
   bool by_rings = false;           ///< some rank of this node pushes its rows
-  bool releases = false;           ///< and waits for room for some of our tokens' rows
 
   DEEP_EP_DEVICE decltype(auto) grid() const { return grid_of<kRails>(transfer.common); }
 
@@ -79,20 +78,16 @@ struct Combine : Transfer {
         static_cast<std::int32_t>(params.row_bytes), 0, params.num_topk, 0, 0, rows.to_peer, rows.from_peer};
     if (!meeting.agrees(agreed, theirs.agreed, peer)) return false;
     const std::byte* heap = transfer.common.heaps[peer];
-    const std::int32_t end = rows.first_row + rows.to_peer;
     // Our own rows are read where they lie, also where no peer can read them.
     shared.ranks[index] = {.x = peer == grid().rank ? params.x : heap + theirs.x,
                            .topk_weights = reinterpret_cast<const float*>(heap + theirs.topk_weights),
                            .num_rows = theirs.num_rows,
-                           .our_rows = (end < theirs.num_rows ? end : theirs.num_rows) - rows.first_row,
                            .pushed = peer != grid().rank && theirs.pulled == 0};
     by_rings |= shared.ranks[index].pushed;
-    releases |= shared.ranks[index].pushed && shared.ranks[index].our_rows > transfer.local.slots;
     return true;
   }
   DEEP_EP_DEVICE bool met(bool good) {
     by_rings = !block::all(!by_rings);
-    releases = !block::all(!releases);
     return block::all(good);
   }
 
@@ -256,8 +251,9 @@ struct Combine : Transfer {
   }
 
   /// The token's rows are read: counts those that have landed in their chunks, and releases those that were pushed,
-  /// where others wait for that. Then a token has one part.
+  /// where others may wait for that. Then a token has one part.
   DEEP_EP_DEVICE void give_back(const Token& token) const {
+    const bool releases = by_rings && transfer.num_tokens > transfer.local.slots;
     if (!kRails && !releases) return;
     warp::sync();  // by all lanes
     for (int at = lane_index(); at < contributions(); at += kWarpSize) {

@@ -222,7 +222,6 @@ struct NodeRows {
   const std::byte* x;  ///< its rows, as mapped here
   const float* topk_weights;
   std::int32_t num_rows;  ///< that it holds; fewer than it was sent, if num_worst_tokens was too small
-  std::int32_t our_rows;  ///< of our tokens
   bool pushed;            ///< into our local rings; x and topk_weights mean nothing
 };
 

@@ -65,8 +65,8 @@ struct Combine : Transfer {
                        rows.to_peer}};
   }
   DEEP_EP_DEVICE void prepare() const {
-    block::each(transfer.local_warps != 0 ? local_rings() : 0,
-                [&](int number) { shared.local_rows[number] = rows_by(number); });
+    block::each(transfer.local_warps != 0 ? grid().num_ranks : 0,
+                [&](int source) { shared.local_rows[source] = rows_of(source); });
   }
   DEEP_EP_DEVICE bool learn(const Meeting& meeting, int index) {
     const int peer = grid().first_of_node() + index;
@@ -106,8 +106,8 @@ struct Combine : Transfer {
   /// The local ring by which this rank gets rows of tokens of `node` from rank `index` of its node, or pushes them to
   /// it. There is one for each node, so that rows are read in their order, and no node waits for another.
   DEEP_EP_DEVICE TokenRing ring(int index, int node) const {
-    return {transfer, epoch, grid().first_of_node() + index, index * grid().nodes() + node,
-            grid().index() * grid().nodes() + node};
+    return {transfer, epoch, grid().first_of_node() + index, node * grid().width + index,
+            node * grid().width + grid().index()};
   }
   /// The word that says that it is there; without a word if it always is.
   DEEP_EP_DEVICE AwaitedWord awaited(int index, int node, std::int32_t n) const {
@@ -290,28 +290,21 @@ struct Combine : Transfer {
   // 4. The pushing warps, on a rank whose rows the others do not read. They push rows in the order in which these add
   // them up, take any ring that has room, and never wait for one: its reader may wait for rows of another.
   //
-  // They number rings by their readers, from the next rank of the node on, so that not all ranks begin with the same,
-  // then by the node of the reader's rail whose tokens the rows are of.
+  // The number of a ring here is the rank whose tokens the rows are of.
 
-  DEEP_EP_DEVICE int local_rings() const { return (grid().width - 1) * grid().nodes(); }
-  DEEP_EP_DEVICE int node_by(int number) const { return kRails ? number % grid().nodes() : 0; }
-  DEEP_EP_DEVICE int reader_by(int number) const {
-    const int reader = grid().index() + 1 + (kRails ? number / grid().nodes() : number);
-    return reader < grid().width ? reader : reader - grid().width;
-  }
-  DEEP_EP_DEVICE int source_by(int number) const { return node_by(number) * grid().width + reader_by(number); }
-  DEEP_EP_DEVICE TokenRing ring_by(int number) const { return ring(reader_by(number), node_by(number)); }
-  /// Rows that go by a ring. Those of one source follow each other, by token.
-  DEEP_EP_DEVICE std::int32_t rows_by(int number) const {
-    const std::int32_t begin = transfer.first_row_of(source_by(number), grid().index());
-    const std::int32_t end = transfer.end_of(source_by(number), grid().index());
+  DEEP_EP_DEVICE TokenRing ring_of(int source) const { return ring(source % nodes().width, source / nodes().width); }
+  /// Rows that go by a ring: none to this rank. Those of one source follow each other, by token.
+  DEEP_EP_DEVICE std::int32_t rows_of(int source) const {
+    if (source % nodes().width == grid().index()) return 0;
+    const std::int32_t begin = transfer.first_row_of(source, grid().index());
+    const std::int32_t end = transfer.end_of(source, grid().index());
     const std::int32_t held = end < params.num_rows ? end : params.num_rows;
     return begin < held ? held - begin : 0;
   }
 
-  DEEP_EP_DEVICE bool push(int number, std::int32_t n) const {
-    const TokenRing to = ring_by(number);
-    const std::int64_t row = std::int64_t{transfer.first_row_of(source_by(number), grid().index())} + n;
+  DEEP_EP_DEVICE bool push(int source, std::int32_t n) const {
+    const TokenRing to = ring_of(source);
+    const std::int64_t row = std::int64_t{transfer.first_row_of(source, grid().index())} + n;
     std::byte* const slot = to.slot_there(n);
     copy_row(slot, params.x + row * params.row_bytes, params.row_bytes);
     if (params.topk_weights != nullptr) {
@@ -325,9 +318,9 @@ struct Combine : Transfer {
   /// Pushes this warp's rows of each ring. False after a fault.
   DEEP_EP_DEVICE bool local(int warp) const {
     return serve(
-        local_rings(), warp, transfer.local_warps, [&](int number) { return shared.local_rows[number]; },
-        [&](int number, std::int32_t n) { return ring_by(number).room(n).missing(); },
-        [&](int number, std::int32_t n) { return push(number, n); });
+        grid().num_ranks, warp, transfer.local_warps, [&](int source) { return shared.local_rows[source]; },
+        [&](int source, std::int32_t n) { return ring_of(source).room(n).missing(); },
+        [&](int source, std::int32_t n) { return push(source, n); });
   }
   DEEP_EP_DEVICE static void finish() {}
 };

@@ -166,7 +166,7 @@ struct TransferShared {
   Rank* ranks = carver.take<Rank>(params.common.grid.width, kLine);
   /// [nodes, width]: of the rows of a rank of this node, the first of our rail in a node.
   std::int32_t* first_rows = carver.take<std::int32_t>(params.common.num_ranks);
-  int local_rings = params.local_warps == 0 ? 0 : params.common.num_ranks;  ///< at most
+  int local_rings = params.local_warps == 0 ? 0 : params.common.num_ranks;
   /// Rows of this rank in each local ring, if other ranks do not reach them.
   std::int32_t* local_rows = carver.take<std::int32_t>(local_rings);
   int others = params.common.grid.others();

@@ -114,7 +114,9 @@ struct Transfer {
     // A lane looks after the nodes of its index and multiples of 32 behind.
     for (int number = lane_index(); number < others; number += kWarpSize) next_part[number] = number_in_grid(warp);
     int group = 0;  // of 32 nodes
-    int turn = 0;   // where in it the warp looks first: no node is served twice in a row while others wait
+    // Where in it the warp looks first: no node is served twice in a row while others wait. Ranks of a node begin with
+    // different ones of their local rings.
+    int turn = transfer.common.rank % kWarpSize;
     for (;;) {
       std::uint32_t found = 0;
       bool left = true;

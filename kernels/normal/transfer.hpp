@@ -221,7 +221,7 @@ struct Transfer {
 //   5. the NIC has read it: it may be staged again         6. all chunks up to it are read; signal: head
 //
 // A poster gives the rail the credit that it needs for all rows of the call; what is read behind that the block that
-// ends the call credits, when no warp reads any more (end_together). So no poster waits for the last rows.
+// ends the call credits, when no warp reads any more. So no poster waits for the last rows.
 //
 // Lanes are not ordered among each other, so each sends the shape ahead of its rows. A network may carry one lane
 // slower than the others. So a lane takes the next chunk only while it has few under way: a slow one takes few. That
@@ -450,47 +450,6 @@ DEEP_EP_DEVICE bool post_all(const Transfer& call, int poster_warp, RailPairs* p
   return warp::agree(good && closed);
 }
 
-/// Ends a call of this rank, by the threads of one block, when all blocks have done their work. Signals that to the
-/// ranks of this node, and waits for the same signal, `wanted`: their rows are here, and ours are read. Gives the rails
-/// the credit for all of the call that they have not got.
-template <bool kRails>
-DEEP_EP_DEVICE void end_together(const Transfer& call, IntranodeSignal signal, Wanted wanted) {
-  const TransferParams& params = call.transfer;
-  const NormalParams& common = params.common;
-  decltype(auto) grid = grid_of<kRails>(common);
-  const std::uint64_t ended = Progress::at(call.epoch, 1);
-  const bool failed = aborted(common.wait);  // a block has failed: no rank may take its rows for stored
-  block::each(failed ? 0 : int{grid.width}, [&](int index) {
-    store_release<Scope::system>(common.signal_to(grid.first_of_node() + index, signal), ended);
-  });
-  // Behind the signals, which would wait for these stores.
-  if (thread_index() == 0) store_relaxed<Scope::gpu>(&common.state->next_piece, std::uint32_t{0});
-  block::each(grid.width,
-              [&](int index) { store_relaxed<Scope::gpu>(common.state->local_tickets + index, std::uint32_t{0}); });
-  if constexpr (kRails) {
-    // By threads that wait for no rank below.
-    for (int number = block_threads() - 1 - thread_index(); number < grid.others(); number += block_threads()) {
-      store_relaxed<Scope::gpu>(&common.rails[number].next_chunk, std::uint32_t{0});
-      if (failed) continue;
-      rdma::PortChannel<OneThread> credit(common.queue_pair(InternodeChannel::credit, common.grid.other(number)),
-                                          common.wait);
-      credit.signal(common.control.rail_word(ControlWindow::head, grid.node()), common.rails[number].head,
-                    Progress::at(call.epoch));
-      credit.close();
-    }
-    for (int number = 0; number < (failed ? 0 : grid.others()); ++number) {
-      const int chunks = params.rings.chunks_for(params.counts.from_node[common.grid.other(number)]);
-      block::each(chunks < params.rings.chunks ? chunks : int{params.rings.chunks}, [&](int chunk) {
-        store_relaxed<Scope::gpu>(&params.chunk_state(number, chunk).read, std::uint32_t{0});
-      });
-    }
-  }
-  block::each(failed ? 0 : int{grid.width}, [&](int index) {
-    const int peer = grid.first_of_node() + index;
-    wait_signal(common.wait, common.signal_from(peer, signal), {peer, wanted, ended});
-  });
-}
-
 /// The kernel of dispatch or combine, by all threads of all blocks. `work` has the parts in which they differ:
 ///   ours(index)          where our rows are, or are to go: a message to a rank of this node
 ///   prepare()            while messages are under way
@@ -502,7 +461,8 @@ DEEP_EP_DEVICE void end_together(const Transfer& call, IntranodeSignal signal, W
 template <bool kRails, class Work>
 DEEP_EP_DEVICE void transfer_rows(Work& work, const Call& call, const Meeting& meeting) {
   const TransferParams& params = work.transfer;
-  decltype(auto) grid = grid_of<kRails>(params.common);
+  const NormalParams& common = params.common;
+  decltype(auto) grid = grid_of<kRails>(common);
   bool good = call.begun;
   if (good) {
     // 1. Ranks of this node meet. That this kernel runs says that no earlier work uses the memory, the window included.
@@ -530,10 +490,38 @@ DEEP_EP_DEVICE void transfer_rows(Work& work, const Call& call, const Meeting& m
     }
     good = block::all(good);
   }
-  // 3. The last block signals to the node, and waits until its ranks have done the same.
+  // 3. The last block tells the ranks of this node, and waits until they say the same: their rows are here, and ours
+  // are read. It gives the rails the credit for all of the call that they have not got. After a fault in any block no
+  // rank may take our rows for stored.
   call.end([&] {
-    if (!good) return;
-    end_together<kRails>(work, Work::kSignal, Work::kEnd);
+    if (!good || aborted(common.wait)) return;
+    const std::uint64_t ended = Progress::at(call.epoch, 1);
+    block::each(grid.width, [&](int index) {
+      store_release<Scope::system>(common.signal_to(grid.first_of_node() + index, Work::kSignal), ended);
+    });
+    // Behind the signals, which would wait for these stores.
+    if (thread_index() == 0) store_relaxed<Scope::gpu>(&common.state->next_piece, std::uint32_t{0});
+    block::each(grid.width,
+                [&](int index) { store_relaxed<Scope::gpu>(common.state->local_tickets + index, std::uint32_t{0}); });
+    if constexpr (kRails) {
+      // By threads that wait for no rank below.
+      for (int number = block_threads() - 1 - thread_index(); number < grid.others(); number += block_threads()) {
+        store_relaxed<Scope::gpu>(&common.rails[number].next_chunk, std::uint32_t{0});
+        rdma::PortChannel<OneThread> credit(common.queue_pair(InternodeChannel::credit, common.grid.other(number)),
+                                            common.wait);
+        credit.signal(common.control.rail_word(ControlWindow::head, grid.node()), common.rails[number].head,
+                      Progress::at(call.epoch));
+        credit.close();
+      }
+      const Divisor& places = params.rings.chunks;
+      block::each(grid.others() * places, [&](int at) {
+        store_relaxed<Scope::gpu>(&params.chunk_state(at / places, at).read, std::uint32_t{0});
+      });
+    }
+    block::each(grid.width, [&](int index) {
+      const int peer = grid.first_of_node() + index;
+      wait_signal(common.wait, common.signal_from(peer, Work::kSignal), {peer, Work::kEnd, ended});
+    });
     work.finish();
   });
 }

@@ -24,14 +24,11 @@ namespace deep_ep::device::normal {
 /// dispatches.
 struct RowsWithPeer {
   std::int32_t to_peer, from_peer;
-  std::int32_t first_row;  ///< of the peer's rows, that is of a token of this rank
 
   /// `index`, `own_index`: of the peer and of this rank in their node, which begins with `first`.
   DEEP_EP_DEVICE RowsWithPeer(const TransferParams& params, int first, int index, int own_index)
-      : first_row(params.first_row_of(first + own_index, index)) {
-    to_peer = params.end_of(first + own_index, index) - first_row;
-    from_peer = params.end_of(first + index, own_index) - params.first_row_of(first + index, own_index);
-  }
+      : to_peer(params.end_of(first + own_index, index) - params.first_row_of(first + own_index, index)),
+        from_peer(params.end_of(first + index, own_index) - params.first_row_of(first + index, own_index)) {}
 };
 
 template <bool kRails>

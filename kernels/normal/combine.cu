@@ -39,7 +39,6 @@ struct Combine : Transfer {
   const CombineParams& params;
   const NormalCombineShared& shared;
   const RowsWithPeer& with_first;  ///< what rows_with() says of the rank with this thread's index, if there is one
-  bool by_rings = false;           ///< some rank of this node pushes its rows
 
   DEEP_EP_DEVICE decltype(auto) grid() const { return grid_of<kRails>(transfer.common); }
 
@@ -82,10 +81,6 @@ struct Combine : Transfer {
                            .pushed = peer != grid().rank && theirs.pulled == 0};
     by_rings |= shared.ranks[index].pushed;
     return true;
-  }
-  DEEP_EP_DEVICE bool met(bool good) {
-    by_rings = !block::all(!by_rings);
-    return block::all(good);
   }
 
   // Rows that the ranks of this node hold of tokens of this rank, or of its rail in another node: row `n` that rank

@@ -149,7 +149,6 @@ struct Dispatch : Transfer {
   RowPipe pipe;           ///< of a sending or forwarding warp
   std::int64_t received;  ///< rows of this rank
   OwnRow first_row{};     ///< of a sending warp
-  bool by_rings = false;  ///< some rank of this node gets its rows by its local rings
 
   DEEP_EP_DEVICE decltype(auto) grid() const { return grid_of<kRails>(transfer.common); }
 
@@ -441,18 +440,12 @@ struct Dispatch : Transfer {
     const int peer = grid().first_of_node() + index;
     DispatchAddresses theirs;
     if (!meeting.hear(peer, theirs) || !meeting.agrees(ours(index).agreed, theirs.agreed, peer)) return false;
+    bulk::fence_global();  // the addresses also say that the memory is free for our bulk stores
     shared.ranks[index] = {.rows = theirs.rows.seen_from(transfer.common.heaps[peer], nullptr),
                            .capacity = theirs.capacity,
                            .reachable = theirs.by_ring != 0 ? 0 : theirs.capacity};
     by_rings = by_rings || theirs.by_ring != 0;
     return true;
-  }
-  DEEP_EP_DEVICE bool met(bool good) {
-    bulk::fence_global();  // the addresses also say that the memory is free for our bulk stores
-    good = block::all(good);
-    by_rings = !block::all(!by_rings);
-    if (!good) pipe.drop();
-    return good;
   }
   DEEP_EP_DEVICE void finish() const {
     if (thread_index() != 0) return;
@@ -482,6 +475,7 @@ DEEP_EP_DEVICE void dispatch_body(const DispatchParams& params, std::byte* memor
   Dispatch<kRails> dispatch{
       {transfer, call.epoch, shared.next_of_warp()}, params, shared, shared.pipes.pipe(warp_index()), received};
   transfer_rows<kRails>(dispatch, call, {common, Wanted::dispatch_addresses, MeetingKind::dispatch, call.epoch});
+  dispatch.pipe.drop();  // what is prepared and not sent
 }
 
 }  // namespace deep_ep::device::normal

@@ -92,6 +92,7 @@ struct Transfer {
   const TransferParams& transfer;
   std::uint64_t epoch;
   std::int32_t* next_part;  ///< of the warp, shared: a word for each node or ring that it serves
+  bool by_rings = false;    ///< rows of some rank of this node go by its local rings
 
   DEEP_EP_DEVICE ReportLate policy() const { return {transfer.common.wait}; }
   DEEP_EP_DEVICE const Rings& rings() const { return transfer.rings; }
@@ -454,7 +455,6 @@ DEEP_EP_DEVICE bool post_all(const Transfer& call, int poster_warp, RailPairs* p
 ///   ours(index)          where our rows are, or are to go: a message to a rank of this node
 ///   prepare()            while messages are under way
 ///   learn(index)         waits for the message of such a rank. False after a fault
-///   met(good)            when the block has learnt of all, or not. Returns the same in all threads
 ///   first(helps), second(warp), local(warp)   roles of warps: see TransferParams; false after a fault. A local warp
 ///                        that has done its work helps those of the first role
 ///   finish()             by the last block, when all ranks of this node have ended the call
@@ -475,7 +475,8 @@ DEEP_EP_DEVICE void transfer_rows(Work& work, const Call& call, const Meeting& m
     });
     work.prepare();
     block::each(grid.width, [&](int index) { good = work.learn(meeting, index) && good; });
-    good = work.met(good);
+    good = block::all(good);
+    work.by_rings = !block::all(!work.by_rings);
   }
   // 2. Each warp does what its role is.
   if (good) {

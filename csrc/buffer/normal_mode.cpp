@@ -35,14 +35,14 @@ void check_layout(const DispatchArguments& arguments, const Runtime& runtime) {
   check_range("num_worst_tokens", arguments.num_worst_tokens, 0, INT32_MAX);
 }
 
-/// OutOfMemory for rings without a row from each of so many ranks.
-void require_slots(const LocalRings& rings, int ranks, const NormalMode& mode) {
+/// OutOfMemory for rings without a row from each rank.
+void require_slots(const LocalRings& rings, const NormalMode& mode) {
   if (rings.slots != 0) return;
   fail<OutOfMemory>(
       "rows outside the heap of {} go through {} of {}, which does not hold a row of {} from each of {} ranks: raise "
       "{}",
       format_bytes(mode.runtime.heap()->bytes()), mode.rails() ? "a quarter of its window" : "its window",
-      format_bytes(mode.runtime.layout().window_bytes), format_bytes(rings.slot_bytes), ranks,
+      format_bytes(mode.runtime.layout().window_bytes), format_bytes(rings.slot_bytes), mode.common.num_ranks,
       mode.rails() ? "internode.heap_bytes, or heap_bytes if that is 0" : "heap_bytes or window_bytes");
 }
 
@@ -57,9 +57,9 @@ TransferParams transfer_params(std::size_t row_bytes, bool dispatches, const Nor
   TransferParams params{};
   params.common = common;
   params.local = dispatches
-                     ? LocalRings::make(local_begin, local_bytes, common.grid.width, common.num_ranks, row_bytes,
+                     ? LocalRings::make(local_begin, local_bytes, common.num_ranks, row_bytes,
                                         common.control.fetched_rows, Wanted::dispatch_rows, Wanted::dispatch_credit)
-                     : LocalRings::make(local_begin, local_bytes, common.num_ranks, common.num_ranks, row_bytes,
+                     : LocalRings::make(local_begin, local_bytes, common.num_ranks, row_bytes,
                                         common.control.pushed_rows, Wanted::combine_rows, Wanted::combine_credit);
   if (!rails) return params;
   params.rings = Rings::make(layout.window_at(), layout.window_bytes - local_bytes, common.grid.others(), row_bytes);
@@ -419,7 +419,7 @@ DispatchResult NormalMode::dispatch(const DispatchArguments& arguments, const Se
   static_cast<SentRows&>(params) = rows;
   const RowShape& shape = params.rows;
   TransferParams& transfer = params.transfer = transfer_params(PackedRow::bytes(shape, width), true, *this);
-  if (rails()) require_slots(transfer.local, width, *this);  // known before rows are counted
+  if (rails()) require_slots(transfer.local, *this);  // known before rows are counted
   DispatchResult result;
   DispatchHandle& handle = result.handle;
   if (!fresh) handle = *arguments.handle;
@@ -452,7 +452,7 @@ DispatchResult NormalMode::dispatch(const DispatchArguments& arguments, const Se
   const bool lands = !in_heap && !rails() && window.bytes() <= runtime.layout().window_bytes;
   const bool fetches = !in_heap && !lands;
   if (lands) params.output = in_window;
-  if (fetches) require_slots(transfer.local, width, *this);
+  if (fetches) require_slots(transfer.local, *this);
   int blocks = runtime.sms(arguments.num_sms, defaults::kDispatchSms);
   const auto kernel = rails() ? choices::dispatch_and_notify_internode : choices::dispatch;
   const int warps = rails() ? runtime.warps(kernel.max_threads) : runtime.policy().warps_per_block;
@@ -520,7 +520,7 @@ CombineResult Buffer::combine(const CombineArguments& arguments, const CallOptio
         *weights, [&](std::byte* to) { in->executor()->copy(to, weights->data, weights->bytes(), scope.stream()); }));
   }
   // In one node also where this rank does not push: its peers may.
-  if (pushes || !mode.rails()) require_slots(params.transfer.local, in->num_ranks(), mode);
+  if (pushes || !mode.rails()) require_slots(params.transfer.local, mode);
   TransferParams& transfer = params.transfer;
   const int blocks = in->sms(arguments.num_sms, defaults::kCombineSms);
   const auto kernel = mode.rails() ? choices::combine_and_notify_internode : choices::combine;

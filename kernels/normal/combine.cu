@@ -60,10 +60,7 @@ struct Combine : Transfer {
             .agreed = {static_cast<std::int32_t>(params.row_bytes), 0, params.num_topk, 0, 0, rows.from_peer,
                        rows.to_peer}};
   }
-  DEEP_EP_DEVICE void prepare() const {
-    block::each(transfer.local_warps != 0 ? grid().num_ranks : 0,
-                [&](int source) { shared.local_rows[source] = rows_of(source); });
-  }
+  DEEP_EP_DEVICE static void prepare() {}
   DEEP_EP_DEVICE bool learn(const Meeting& meeting, int index) {
     const int peer = grid().first_of_node() + index;
     CombineAddresses theirs;
@@ -95,22 +92,16 @@ struct Combine : Transfer {
   DEEP_EP_DEVICE bool is_pushed(int index, int node, std::int32_t n) const {
     return by_rings && shared.ranks[index].pushed && is_held(index, node, n);
   }
-  /// The local ring by which this rank gets rows of tokens of `node` from rank `index` of its node, or pushes them to
-  /// it. There is one for each node, so that rows are read in their order, and no node waits for another.
-  DEEP_EP_DEVICE TokenRing ring(int index, int node) const {
-    return {transfer, epoch, grid().first_of_node() + index, node * grid().width + index,
-            node * grid().width + grid().index()};
-  }
   /// The word that says that it is there; without a word if it always is.
   DEEP_EP_DEVICE AwaitedWord awaited(int index, int node, std::int32_t n) const {
-    return is_pushed(index, node, n) ? ring(index, node).row(n) : AwaitedWord{};
+    return is_pushed(index, node, n) ? ring<kRails>(index, node).row(n) : AwaitedWord{};
   }
   /// A row that lies in a slot has its weights behind it.
   DEEP_EP_DEVICE FoundRow in_slot(const std::byte* slot) const {
     return {slot, reinterpret_cast<const float*>(slot + params.row_bytes)};
   }
   DEEP_EP_DEVICE FoundRow find(int index, int node, std::int32_t n) const {
-    if (is_pushed(index, node, n)) return in_slot(ring(index, node).slot(n));
+    if (is_pushed(index, node, n)) return in_slot(ring<kRails>(index, node).slot(n));
     if (!is_held(index, node, n)) return {};
     const NodeRows& rank = shared.ranks[index];
     const std::int64_t row = row_of(index, node, n);
@@ -118,7 +109,7 @@ struct Combine : Transfer {
   }
   /// By one lane, when the whole warp has read it.
   DEEP_EP_DEVICE void release(int index, int node, std::int32_t n) const {
-    if (is_pushed(index, node, n)) ring(index, node).release(n);
+    if (is_pushed(index, node, n)) ring<kRails>(index, node).release(n);
   }
 
   // 2. A relaying warp adds by rank and in fp32, and rounds the sum once. What came from a node goes back to it.
@@ -281,22 +272,13 @@ struct Combine : Transfer {
 
   // 4. The pushing warps, on a rank whose rows the others do not read. They push rows in the order in which these add
   // them up, take any ring that has room, and never wait for one: its reader may wait for rows of another.
-  //
-  // The number of a ring here is the rank whose tokens the rows are of.
 
-  DEEP_EP_DEVICE TokenRing ring_of(int source) const { return ring(source % nodes().width, source / nodes().width); }
-  /// Rows that go by a ring: none to this rank. Those of one source follow each other, by token.
-  DEEP_EP_DEVICE std::int32_t rows_of(int source) const {
-    if (source % nodes().width == grid().index()) return 0;
-    const std::int32_t begin = transfer.first_row_of(source, grid().index());
-    const std::int32_t end = transfer.end_of(source, grid().index());
-    const std::int32_t held = end < params.num_rows ? end : params.num_rows;
-    return begin < held ? held - begin : 0;
+  DEEP_EP_DEVICE std::int32_t rows_by_ring(int source) const {
+    return source % nodes().width == grid().index() ? 0 : rows_of(source, params.num_rows);
   }
-
-  DEEP_EP_DEVICE bool push(int source, std::int32_t n) const {
-    const TokenRing to = ring_of(source);
-    const std::int64_t row = std::int64_t{transfer.first_row_of(source, grid().index())} + n;
+  DEEP_EP_DEVICE static AwaitedWord word_of(const TokenRing& to, std::int32_t n) { return to.room(n); }
+  DEEP_EP_DEVICE bool local(const TokenRing& to, std::int32_t n) const {
+    const std::int64_t row = std::int64_t{transfer.first_row_of(to.here, grid().index())} + n;
     std::byte* const slot = to.slot_there(n);
     copy_row(slot, params.x + row * params.row_bytes, params.row_bytes);
     if (params.topk_weights != nullptr) {
@@ -305,14 +287,6 @@ struct Combine : Transfer {
     }
     to.publish(n);
     return true;
-  }
-
-  /// Pushes this warp's rows of each ring. False after a fault.
-  DEEP_EP_DEVICE bool local(int warp) const {
-    return serve(
-        grid().num_ranks, warp, transfer.local_warps, [&](int source) { return shared.local_rows[source]; },
-        [&](int source, std::int32_t n) { return ring_of(source).room(n).missing(); },
-        [&](int source, std::int32_t n) { return push(source, n); });
   }
   DEEP_EP_DEVICE static void finish() {}
 };

@@ -230,8 +230,8 @@ struct Dispatch : Transfer {
           }
         }
         if (by_rings && goes_by_ring(destination, place)) {
-          const TokenRing to = ring(destination);
-          const auto n = static_cast<std::int32_t>(take_next(transfer.common.state->local_tickets + destination));
+          const TokenRing to = ring<kRails>(destination, held.row.node());
+          const auto n = static_cast<std::int32_t>(take_next(transfer.common.state->local_tickets + to.here));
           if (!to.room(n).template await<WholeWarp>(policy())) return false;
           bulk::fence_global();  // bulk stores come behind what the warp has acquired
           copy_row(to.slot_there(n), held.row.x(), params.rows.row_bytes);
@@ -379,38 +379,17 @@ struct Dispatch : Transfer {
   // 4. The fetching warps, on a rank whose output the others do not reach. They wait for no rank that might wait for
   // it.
 
-  DEEP_EP_DEVICE TokenRing ring(int writer) const {
-    return {transfer, epoch, grid().first_of_node() + writer, writer, grid().index()};
-  }
-
-  /// Rows that `writer` stores there: its own, and those of its rails.
-  DEEP_EP_DEVICE std::int32_t rows_by(int writer) const {
-    const auto clip = [&](std::int32_t end) { return end < params.output_rows ? end : params.output_rows; };
-    std::int64_t count = 0;
-    for (int node = 0; node < grid().nodes(); ++node) {
-      const int source = node * grid().width + writer;
-      count += clip(transfer.end_of(source, grid().index())) - clip(transfer.first_row_of(source, grid().index()));
-    }
-    return static_cast<std::int32_t>(count);
-  }
-
-  DEEP_EP_DEVICE bool fetch(int writer, std::int32_t n) const {
-    const SlotRow row{{ring(writer).slot(n), params.rows}, 0};
+  DEEP_EP_DEVICE std::int32_t rows_by_ring(int source) const { return rows_of(source, params.output_rows); }
+  DEEP_EP_DEVICE static AwaitedWord word_of(const TokenRing& from, std::int32_t n) { return from.row(n); }
+  DEEP_EP_DEVICE bool local(const TokenRing& from, std::int32_t n) const {
+    const SlotRow row{{from.slot(n), params.rows}, 0};
     const RowTargets::Row to = params.output.row(params.rows, load_weak(row.slot.places() + grid().index()));
     HeldRow<SlotRow>::load(params, row, -1).store(params, to, grid().rank);
     copy_row(to.x(), row.x(), params.rows.row_bytes);
     warp::sync();  // all lanes have read it
     // The writer waits for room for a row that many places behind alone.
-    if (lane_index() == 0 && n + transfer.local.slots < shared.local_rows[writer]) ring(writer).release(n);
+    if (lane_index() == 0 && n + transfer.local.slots < shared.local_rows[from.here]) from.release(n);
     return true;
-  }
-
-  /// Fetches this warp's rows of each writer. False after a fault.
-  DEEP_EP_DEVICE bool local(int warp) const {
-    return serve(
-        grid().width, warp, transfer.local_warps, [&](int writer) { return shared.local_rows[writer]; },
-        [&](int writer, std::int32_t n) { return ring(writer).row(n).missing(); },
-        [&](int writer, std::int32_t n) { return fetch(writer, n); });
   }
 
   // 5. The steps of all threads.
@@ -431,8 +410,6 @@ struct Dispatch : Transfer {
          i < params.output_rows * topk; i += grid_blocks() * block_threads()) {
       store_topk_index(params.output.topk_idx, params.rows.topk_idx_is_64_bit, i, -1);
     }
-    block::each(transfer.local_warps != 0 ? int{grid().width} : 0,
-                [&](int index) { shared.local_rows[index] = rows_by(index); });
     first_row = token_row(warp_index() < transfer.first_warps ? number_in_grid(warp_index()) : transfer.num_tokens);
     if (is_row(first_row)) pipe.begin(first_row.row.x(), params.rows.row_bytes);
   }

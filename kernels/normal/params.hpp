@@ -22,7 +22,7 @@ struct KernelState {
   // if these were shared out beforehand, the call would be as slow as the slowest.
   std::uint32_t next_piece;
   std::uint32_t elastic_next_row;          ///< to be pushed
-  std::uint32_t local_tickets[kMaxRanks];  ///< rows of a dispatch for the local ring of each rank of this node
+  std::uint32_t local_tickets[kMaxRanks];  ///< rows of a dispatch for each local ring
 };
 
 /// What every kernel gets that signals to the ranks of its node.

@@ -94,13 +94,13 @@ struct LocalRings {
   static std::size_t bytes_of(std::size_t window_bytes) {
     return std::min(window_bytes / 4, kMostBytes) / kLine * kLine;
   }
-  /// `bytes` bytes for `rings` rings of a rank, of `num_ranks`; for rows of `row_bytes`, all included.
-  static LocalRings make(std::size_t begin, std::size_t bytes, int rings, int num_ranks, std::size_t row_bytes,
-                         const RingWords& words, Wanted row, Wanted room) {
+  /// `bytes` bytes for `rings` rings of a rank, for rows of `row_bytes`, all included.
+  static LocalRings make(std::size_t begin, std::size_t bytes, int rings, std::size_t row_bytes, const RingWords& words,
+                         Wanted row, Wanted room) {
     const std::size_t slot_bytes = align_to_line(row_bytes);
-    const std::size_t fit = bytes / slot_bytes / static_cast<std::size_t>(rings);
-    const auto most = static_cast<std::size_t>(words.slots * num_ranks / rings);
-    return {begin, static_cast<std::uint32_t>(slot_bytes), static_cast<int>(std::min(fit, most)), words, row, room};
+    const std::size_t slots =
+        std::min(bytes / slot_bytes / static_cast<std::size_t>(rings), static_cast<std::size_t>(words.slots));
+    return {begin, static_cast<std::uint32_t>(slot_bytes), static_cast<int>(slots), words, row, room};
   }
 
   /// The number, among all slots, of that of row `n`.

@@ -40,8 +40,7 @@ struct AwaitedWord {
 //
 // Each slot has its words, so that several warps may write and read rows of one ring at once.
 
-/// One end of a ring. In dispatch a rank has a ring from each rank of its node, in combine one from each such rank for
-/// each node whose tokens the rows are of.
+/// One end of a ring.
 struct TokenRing {
   const TransferParams& params;
   std::uint64_t epoch;
@@ -100,6 +99,24 @@ struct Transfer {
   DEEP_EP_DEVICE std::byte* own_heap() const { return transfer.common.own_heap(); }
   /// As rails count calls: from 0.
   DEEP_EP_DEVICE std::uint64_t call() const { return epoch - 1; }
+  /// The local ring between this rank and rank `index` of its node for rows of `node`: in dispatch those of the
+  /// writer's rail there, in combine those of the reader's. There is one for each, so that no node waits for another,
+  /// and rows are read in their order.
+  template <bool kRails>
+  DEEP_EP_DEVICE TokenRing ring(int index, int node) const {
+    decltype(auto) grid = grid_of<kRails>(transfer.common);
+    return {transfer, epoch, grid.first_of_node() + index, node * grid.width + index, node * grid.width + grid.index()};
+  }
+  /// For rows of a source, which is the ring's number here.
+  template <bool kRails>
+  DEEP_EP_DEVICE TokenRing ring_of(int source) const {
+    return ring<kRails>(source % nodes().width, source / nodes().width);
+  }
+  /// Rows of a source on this rank, of the first `room` rows. They follow each other, by token.
+  DEEP_EP_DEVICE std::int32_t rows_of(int source, std::int64_t room) const {
+    const auto clip = [&](std::int64_t end) { return static_cast<std::int32_t>(end < room ? end : room); };
+    return clip(transfer.end_of(source, nodes().index())) - clip(transfer.first_row_of(source, nodes().index()));
+  }
   /// The number of a warp among the same ones of all blocks.
   DEEP_EP_DEVICE static int number_in_grid(int warp) { return warp * grid_blocks() + block_index(); }
 
@@ -453,10 +470,12 @@ DEEP_EP_DEVICE bool post_all(const Transfer& call, int poster_warp, RailPairs* p
 
 /// The kernel of dispatch or combine, by all threads of all blocks. `work` has the parts in which they differ:
 ///   ours(index)          where our rows are, or are to go: a message to a rank of this node
+///   rows_by_ring(source) that a rank with local warps reads from, or writes to, the local ring of the source's number
 ///   prepare()            while messages are under way
 ///   learn(index)         waits for the message of such a rank. False after a fault
-///   first(helps), second(warp), local(warp)   roles of warps: see TransferParams; false after a fault. A local warp
-///                        that has done its work helps those of the first role
+///   word_of(ring, row), local(ring, row)   the word that such a row awaits, and the work of a local warp with it
+///   first(helps), second(warp)   roles of warps: see TransferParams; false after a fault. A local warp that has done
+///                        its work helps those of the first role
 ///   finish()             by the last block, when all ranks of this node have ended the call
 template <bool kRails, class Work>
 DEEP_EP_DEVICE void transfer_rows(Work& work, const Call& call, const Meeting& meeting) {
@@ -473,6 +492,8 @@ DEEP_EP_DEVICE void transfer_rows(Work& work, const Call& call, const Meeting& m
       const Divisor& width = work.nodes().width;
       work.shared.first_rows[at] = params.first_row_of(work.nodes().rail_in(at / width), at % width);
     });
+    block::each(work.shared.local_rings,
+                [&](int source) { work.shared.local_rows[source] = work.rows_by_ring(source); });
     work.prepare();
     block::each(grid.width, [&](int index) { good = work.learn(meeting, index) && good; });
     good = block::all(good);
@@ -481,7 +502,13 @@ DEEP_EP_DEVICE void transfer_rows(Work& work, const Call& call, const Meeting& m
   // 2. Each warp does what its role is.
   if (good) {
     const int second_warp = warp_index() - params.first_warps, local_warp = warp_index() - params.moving_warps();
-    const auto first = [&] { return (second_warp < 0 || work.local(local_warp)) && work.first(second_warp >= 0); };
+    const auto local = [&] {
+      return work.serve(
+          grid.num_ranks, local_warp, params.local_warps, [&](int source) { return work.shared.local_rows[source]; },
+          [&](int source, std::int32_t n) { return work.word_of(work.template ring_of<kRails>(source), n).missing(); },
+          [&](int source, std::int32_t n) { return work.local(work.template ring_of<kRails>(source), n); });
+    };
+    const auto first = [&] { return (second_warp < 0 || local()) && work.first(second_warp >= 0); };
     if constexpr (kRails) {
       good = local_warp >= params.local_warps     ? post_all(work, local_warp - params.local_warps, work.shared.pairs)
              : second_warp < 0 || local_warp >= 0 ? first()
@@ -502,8 +529,8 @@ DEEP_EP_DEVICE void transfer_rows(Work& work, const Call& call, const Meeting& m
     });
     // Behind the signals, which would wait for these stores.
     if (thread_index() == 0) store_relaxed<Scope::gpu>(&common.state->next_piece, std::uint32_t{0});
-    block::each(grid.width,
-                [&](int index) { store_relaxed<Scope::gpu>(common.state->local_tickets + index, std::uint32_t{0}); });
+    block::each(grid.num_ranks,
+                [&](int ring) { store_relaxed<Scope::gpu>(common.state->local_tickets + ring, std::uint32_t{0}); });
     if constexpr (kRails) {
       // By threads that wait for no rank below.
       for (int number = block_threads() - 1 - thread_index(); number < grid.others(); number += block_threads()) {

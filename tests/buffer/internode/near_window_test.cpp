@@ -70,7 +70,7 @@ TEST(InternodeNearWindowScheduleTest, EverySeedGivesTheSame) {
   });
 }
 
-/// The near window must hold a row of every rank of the node in dispatch, and one for each rank where rows are pushed.
+/// The near window must hold a row of every rank in dispatch, and in combine where rows are pushed.
 TEST_P(InternodeNearWindowTest, SmallWindowsAreNamed) {
   Shape wide = two_by_two(5);
   wide.combine_hidden = 640;
@@ -83,7 +83,7 @@ TEST_P(InternodeNearWindowTest, SmallWindowsAreNamed) {
                      const std::vector<Tensor> hoard = take_whole_heap(rank, buffer);
                      require_throws<OutOfMemory>(
                          [&] { buffer.dispatch(upload_inputs(rank, large).dispatch, rank.call()); },
-                         {"a quarter of its window", "a row of 2.12 KiB from each of 2 ranks", "internode.heap_bytes"},
+                         {"a quarter of its window", "a row of 2.12 KiB from each of 4 ranks", "internode.heap_bytes"},
                          "dispatch");
                      const DispatchResult first = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
                      check_dispatch(rank, one, first);

@@ -87,7 +87,7 @@ std::array<rdma::ConnectionOptions, 2> BufferPlan::connections() const {
   normal.channels = lanes + 1;  // rows of each lane, credit
   // No fewer entries than a lane can have under way (the shape, and for each chunk a write and an addition). A poster
   // would wait for its NIC otherwise, and with it all that its warp serves.
-  const int chunks = lanes == 1 ? Rings::kMostChunks : RailPairs::kMostUnderWay;
+  const int chunks = lanes == 1 ? ControlWindow::kMostChunks : RailPairs::kMostUnderWay;
   normal.depth = std::bit_ceil(1 + 2 * static_cast<std::uint32_t>(chunks));
   low_latency.sink = normal.sink = layout.sink_at();
   return sets;

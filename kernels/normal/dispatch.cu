@@ -325,10 +325,8 @@ struct Dispatch : Transfer {
       turns.advance(drawn);
     }
     end_storing(stored);
-    if constexpr (!kRails) {
-      bulk::wait(0);
-      bulk::fence_global();
-    }
+    bulk::wait(0);
+    bulk::fence_global();
     return true;
   }
 

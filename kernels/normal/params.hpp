@@ -57,9 +57,9 @@ struct ChunkState {
 /// This rank's state of its rail in another node.
 struct alignas(kLine) RailState {
   /// The words at the rail, once all that was posted has arrived.
-  std::uint64_t notified, head, shape[kMostInternodeLanes], landed[Rings::kMostChunks];
+  std::uint64_t notified, head, shape[kMostInternodeLanes], landed[ControlWindow::kMostChunks];
   std::uint32_t next_chunk;  ///< that a lane takes; zero between calls
-  ChunkState chunks[Rings::kMostChunks];
+  ChunkState chunks[ControlWindow::kMostChunks];
 };
 
 /// What notify, dispatch and combine get. In one node: a grid of one, and no rails.

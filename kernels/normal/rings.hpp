@@ -22,7 +22,6 @@ namespace deep_ep {
 // own, which says what chunk has landed there.
 
 struct Rings {
-  static constexpr int kMostChunks = ControlWindow::kMostChunks;   ///< of a ring: each has a ChunkState
   static constexpr int kRows = 16;                                 ///< of a chunk, where there is room
   static constexpr std::size_t kMostBytes = std::size_t{1} << 30;  ///< of a chunk of several rows: one RDMA write
 
@@ -46,7 +45,7 @@ struct Rings {
     while (rows > 1 && rings.slot_bytes * static_cast<std::size_t>(rows) > kMostBytes) rows /= 2;
     const std::size_t fit = slots / static_cast<std::size_t>(rows);
     rings.chunk_rows = rows;
-    rings.chunks = fit < 2 ? 0 : fit > kMostChunks ? kMostChunks : static_cast<int>(fit);
+    rings.chunks = fit < 2 ? 0 : static_cast<int>(std::min<std::size_t>(fit, ControlWindow::kMostChunks));
     return rings;
   }
 

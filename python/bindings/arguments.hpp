@@ -52,7 +52,6 @@ class ArgumentReader {
   static void read(py::handle object, const char* name, std::optional<T>& place) {
     if (!object.is_none()) read(object, name, place.emplace());
   }
-  /// A list of tensors.
   template <class View>
   requires std::is_base_of_v<TensorSpec, View>
   static void read(py::handle object, const char* name, std::vector<View>& place) {
@@ -61,7 +60,7 @@ class ArgumentReader {
   static void read(py::handle object, const char* name, EventHandle& place) {
     if (object.is_none()) return;
     if (!py::isinstance<Event>(object)) wrong_type(object, name, "None, an EventOverlap or an EventHandle");
-    place = object.cast<const Event&>().event();
+    place = object.cast<const Event&>().event;
   }
   /// Numbers, truth values and Python's own containers.
   template <class T>

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <deque>
 #include <exception>
@@ -102,20 +103,6 @@ constexpr std::array<KnownType, static_cast<std::size_t>(DType::float8_e5m2) + 1
     {"float8_e5m2", {dlpack::kFloat8E5m2, 8, 1}},
 }};
 
-std::optional<DType> library_type(const dlpack::DataType& dtype) {
-  const auto* found = std::ranges::find(kTypes, dtype, &KnownType::dtype);
-  if (found == kTypes.end()) return std::nullopt;
-  return static_cast<DType>(found - kTypes.begin());
-}
-
-/// For dispatch, rows are bytes.
-std::optional<DType> type_of_size(const dlpack::DataType& dtype) {
-  for (const DType same : {DType::uint8, DType::float16, DType::int32, DType::int64}) {
-    if (dtype.lanes == 1 && dtype.bits == 8 * size_of(same)) return same;
-  }
-  return std::nullopt;
-}
-
 [[noreturn]] void refuse_dtype(py::handle object, const char* name) {
   const std::string dtype = py::str(object.attr("dtype"));
   throw InvalidArgument(fmt::format("{} has dtype {}, which does not fit here", name, dtype));
@@ -123,13 +110,12 @@ std::optional<DType> type_of_size(const dlpack::DataType& dtype) {
 
 /// A tensor that has no memory to send from: on another kind of device, sparse, or only a shape ("meta").
 [[noreturn]] void refuse_storage(py::handle object, const char* name) {
-  const std::string device = py::str(object.attr("device"));
-  const std::string layout = py::str(object.attr("layout"));
-  if (object.attr("is_cuda").cast<bool>() || object.attr("is_cpu").cast<bool>()) {
-    if (layout == "torch.strided") refuse_dtype(object, name);  // bits, quantized: DLPack has no word for them
-    throw InvalidArgument(fmt::format("{} has layout {}, allowed: torch.strided", name, layout));
+  const std::string device = py::str(object.attr("device")), layout = py::str(object.attr("layout"));
+  if (!object.attr("is_cuda").cast<bool>() && !object.attr("is_cpu").cast<bool>()) {
+    throw InvalidArgument(fmt::format("{} lies on a device that is neither CPU nor CUDA: {}", name, device));
   }
-  throw InvalidArgument(fmt::format("{} lies on a device that is neither CPU nor CUDA: {}", name, device));
+  if (layout == "torch.strided") refuse_dtype(object, name);  // bits, quantized: DLPack has no word for them
+  throw InvalidArgument(fmt::format("{} has layout {}, allowed: torch.strided", name, layout));
 }
 
 /// The functions that the bindings ask of PyTorch. nullptr: this PyTorch does not have it.
@@ -142,7 +128,6 @@ struct Torch {
   py::object quick_empty_on_cpu;  ///< what compiled programs of PyTorch call: in half the time
   py::object quick_empty_on_gpu;
   py::object as_strided;
-  py::object out_of_memory;
   std::vector<py::object> types;                           ///< by DType: torch.dtype
   std::deque<std::pair<TensorSpec, py::tuple>> made_last;  ///< with the arguments of empty_strided
 
@@ -166,7 +151,6 @@ struct Torch {
     quick_empty_on_gpu = found(guards, "_empty_strided_cuda");
     empty_strided = found(module, "empty_strided");
     as_strided = found(module, "as_strided");
-    out_of_memory = found(module.attr("cuda"), "OutOfMemoryError");
     for (const KnownType& type : kTypes) types.push_back(found(module, type.name));
   }
 };
@@ -194,12 +178,6 @@ py::object checked(PyObject* result) {
   return py::reinterpret_steal<py::object>(result);
 }
 
-/// Memory of the library in the hands of the framework, which gives it back through DLPack.
-struct HandedOut {
-  dlpack::ManagedTensor managed;
-  Tensor tensor;
-};
-
 bool same_layout(const TensorSpec& first, const TensorSpec& second) {
   return first.dims == second.dims && first.shape == second.shape && first.strides == second.strides;
 }
@@ -207,38 +185,40 @@ bool same_layout(const TensorSpec& first, const TensorSpec& second) {
 /// The tensor of PyTorch behind a result, for as long as the library has it.
 class FrameworkStorage final : public Tensor::Storage {
  public:
-  explicit FrameworkStorage(TensorArgument made) : object_(made.object.release().ptr()), made_(made.view) {}
-  ~FrameworkStorage() override { let_go(object_); }
-  FrameworkStorage(const FrameworkStorage&) = delete;
-  FrameworkStorage& operator=(const FrameworkStorage&) = delete;
+  explicit FrameworkStorage(TensorArgument made) : object_(keep(std::move(made.object))), made_(made.view) {}
   /// PyTorch is told of streams by its own users.
   void record_stream(StreamHandle) override {}
   /// The tensor as `view` has it. Needs the GIL.
   py::object object(const TensorSpec& view) const {
-    if (view.elements() != 0 && same_layout(view, made_)) return py::reinterpret_borrow<py::object>(object_);
+    if (view.elements() != 0 && same_layout(view, made_)) return py::reinterpret_borrow<py::object>(object_.get());
     const auto [shape, strides] = tuples_of(view);
-    return torch().as_strided(py::handle(object_), shape, strides);
+    return torch().as_strided(py::handle(object_.get()), shape, strides);
   }
 
  private:
-  PyObject* object_;
+  KeptObject object_;
   TensorSpec made_;  ///< shape and strides of the object
 };
 
-/// Lets `tensor` know the current stream, on which a program drops it: often one that has used it. Without the GIL,
-/// too.
-void record_current_stream(const Tensor& tensor) noexcept {
-  const deep_ep::Device device = tensor.view().device;
-  // Older versions cannot be asked without the GIL.
-  if (device.kind != deep_ep::Device::Kind::cuda || torch().exchange == nullptr) return;
-  try {
-    void* stream = nullptr;
-    if (torch().exchange->current_stream(dlpack::kCuda, device.index, &stream) != 0) return;
-    if (!tensor.storage()->knows_stream(stream)) tensor.record_stream(stream);
-  } catch (const std::exception&) {
-    // At exit the driver may be gone; the memory goes with it.
+/// Memory of the library in the hands of the framework, which gives it back through DLPack. The tensor knows the
+/// current stream at its end, on which a program drops it: often one that has used it. Without the GIL, too.
+struct HandedOut {
+  dlpack::ManagedTensor managed;
+  Tensor tensor;
+
+  ~HandedOut() {
+    const deep_ep::Device device = tensor.view().device;
+    // Older versions cannot be asked without the GIL.
+    if (device.kind != deep_ep::Device::Kind::cuda || torch().exchange == nullptr) return;
+    try {
+      void* stream = nullptr;
+      if (torch().exchange->current_stream(dlpack::kCuda, device.index, &stream) != 0) return;
+      if (!tensor.storage()->knows_stream(stream)) tensor.record_stream(stream);
+    } catch (const std::exception&) {
+      // At exit the driver may be gone; the memory goes with it.
+    }
   }
-}
+};
 
 /// Types that the library does not know have a code that says no more than that.
 dlpack::DataType look_at_attributes(py::handle object, const char* name, TensorView& view) {
@@ -258,6 +238,34 @@ dlpack::DataType look_at_attributes(py::handle object, const char* name, TensorV
   const auto known = std::ranges::find_if(torch().types, [&](const py::object& type) { return type.is(dtype); });
   if (known != torch().types.end()) return kTypes[static_cast<std::size_t>(known - torch().types.begin())].dtype;
   return {dlpack::kOpaque, static_cast<std::uint8_t>(8 * object.attr("element_size")().cast<int>()), 1};
+}
+
+/// Shape, strides and type. Calls ask for the same few over and over, and making the numbers of a tuple takes half as
+/// long as a tensor. Tensors without elements get one, as PyTorch gives them no address.
+py::tuple arguments_of_empty(const TensorSpec& wanted) {
+  for (const auto& [spec, arguments] : torch().made_last) {
+    if (spec.dtype == wanted.dtype && same_layout(spec, wanted)) return arguments;
+  }
+  constexpr std::size_t kMost = 8;
+  if (torch().made_last.size() == kMost) torch().made_last.pop_front();
+  const auto [shape, strides] = tuples_of(wanted.elements() == 0 ? TensorSpec::contiguous(wanted.dtype, {1}) : wanted);
+  const py::object& type = torch().types[static_cast<std::size_t>(wanted.dtype)];
+  return torch().made_last.emplace_back(wanted, py::make_tuple(shape, strides, type)).second;
+}
+
+/// A new tensor of the framework for the current stream.
+TensorArgument empty(const TensorSpec& wanted) {
+  const py::tuple arguments = arguments_of_empty(wanted);
+  const py::handle quick =
+      wanted.device.kind == deep_ep::Device::Kind::cuda ? torch().quick_empty_on_gpu : torch().quick_empty_on_cpu;
+  if (torch().exchange != nullptr && quick) {
+    TensorArgument made = borrow(checked(PyObject_CallObject(quick.ptr(), arguments.ptr())), "a result");
+    // It is made for the current GPU, which the end of some other object may just have changed.
+    if (made.view.device == wanted.device) return made;
+  }
+  return borrow(torch().empty_strided(arguments[0], arguments[1], py::arg("dtype") = arguments[2],
+                                      py::arg("device") = to_string(wanted.device)),
+                "a result");
 }
 
 }  // namespace
@@ -291,45 +299,15 @@ TensorArgument borrow(py::handle object, const char* name) {
   if (view.dims > kMaxDims) {
     throw InvalidArgument(fmt::format("{} has {} dimensions, allowed: at most {}", name, view.dims, kMaxDims));
   }
-  std::optional<DType> known = library_type(dtype);
-  argument.renamed = !known;
-  if (!known) known = type_of_size(dtype);
-  if (!known) refuse_dtype(object, name);
-  view.dtype = *known;
+  const auto* known = std::ranges::find(kTypes, dtype, &KnownType::dtype);
+  argument.renamed = known == kTypes.end();
+  // For dispatch, rows are bytes: any type of the size but boolean, the first one.
+  const auto has_size = [&](const KnownType& type) { return dtype.lanes == 1 && dtype.bits == type.dtype.bits; };
+  if (argument.renamed) known = std::find_if(kTypes.begin() + 1, kTypes.end(), has_size);
+  if (known == kTypes.end()) refuse_dtype(object, name);
+  view.dtype = static_cast<DType>(known - kTypes.begin());
   return argument;
 }
-
-namespace {
-
-/// Shape, strides and type. Calls ask for the same few over and over, and making the numbers of a tuple takes half as
-/// long as a tensor. Tensors without elements get one, as PyTorch gives them no address.
-py::tuple arguments_of_empty(const TensorSpec& wanted) {
-  for (const auto& [spec, arguments] : torch().made_last) {
-    if (spec.dtype == wanted.dtype && same_layout(spec, wanted)) return arguments;
-  }
-  constexpr std::size_t kMost = 8;
-  if (torch().made_last.size() == kMost) torch().made_last.pop_front();
-  const auto [shape, strides] = tuples_of(wanted.elements() == 0 ? TensorSpec::contiguous(wanted.dtype, {1}) : wanted);
-  const py::object& type = torch().types[static_cast<std::size_t>(wanted.dtype)];
-  return torch().made_last.emplace_back(wanted, py::make_tuple(shape, strides, type)).second;
-}
-
-/// A new tensor of the framework for the current stream.
-TensorArgument empty(const TensorSpec& wanted) {
-  const py::tuple arguments = arguments_of_empty(wanted);
-  const py::handle quick =
-      wanted.device.kind == deep_ep::Device::Kind::cuda ? torch().quick_empty_on_gpu : torch().quick_empty_on_cpu;
-  if (torch().exchange != nullptr && quick) {
-    TensorArgument made = borrow(checked(PyObject_CallObject(quick.ptr(), arguments.ptr())), "a result");
-    // It is made for the current GPU, which the end of some other object may just have changed.
-    if (made.view.device == wanted.device) return made;
-  }
-  return borrow(torch().empty_strided(arguments[0], arguments[1], py::arg("dtype") = arguments[2],
-                                      py::arg("device") = to_string(wanted.device)),
-                "a result");
-}
-
-}  // namespace
 
 TensorView view_of(py::handle object, const char* name) {
   const TensorArgument argument = borrow(object, name);
@@ -341,14 +319,11 @@ py::object hand_out(const Tensor& tensor) {
   if (!tensor.defined()) return py::none();
   const auto* result = dynamic_cast<const FrameworkStorage*>(tensor.storage().get());
   if (result != nullptr) return result->object(tensor.view());
-  auto owner = std::make_unique<HandedOut>(HandedOut{{}, tensor});
+  std::unique_ptr<HandedOut> owner(new HandedOut{{}, tensor});
   const TensorView& view = owner->tensor.view();
   const bool gpu = view.device.kind == deep_ep::Device::Kind::cuda;
   const dlpack::Device device{gpu ? dlpack::kCuda : dlpack::kCpu, gpu ? view.device.index : 0};
-  const auto give_back = [](dlpack::ManagedTensor* managed) {
-    const std::unique_ptr<HandedOut> ended(static_cast<HandedOut*>(managed->context));
-    record_current_stream(ended->tensor);
-  };
+  const auto give_back = [](dlpack::ManagedTensor* managed) { delete static_cast<HandedOut*>(managed->context); };
   owner->managed = {{view.data, device, view.dims, kTypes[static_cast<std::size_t>(view.dtype)].dtype,
                      view.shape.data(), view.strides.data(), 0},
                     owner.get(),
@@ -369,38 +344,30 @@ StreamHandle current_stream(const deep_ep::Device& device) {
   return reinterpret_cast<void*>(torch().raw_stream(device.index).cast<std::uintptr_t>());
 }
 
-// Events.
-
 std::shared_ptr<Executor> gpu_executor(int device) {
-  static auto* mutex = new std::mutex;
   static auto* executors = new std::map<int, std::shared_ptr<Executor>>;
-  const std::lock_guard lock(*mutex);
   std::shared_ptr<Executor>& executor = (*executors)[device];
   if (!executor) executor = make_cuda_executor(device);
   return executor;
 }
 
 Event Event::of_current_stream() {
-  Event event;
   const py::module_ cuda = py::module_::import("torch.cuda");
   // Before CUDA starts there is no work on any stream; starting it here would cost memory on GPU 0.
-  if (!cuda.attr("is_initialized")().cast<bool>()) return event;
+  if (!cuda.attr("is_initialized")().cast<bool>()) return {};
   const int device = cuda.attr("current_device")().cast<int>();
-  event.executor_ = gpu_executor(device);
-  event.event_ = event.executor_->record_event(current_stream({Device::Kind::cuda, device}));
-  return event;
+  Executor* const gpu = gpu_executor(device).get();
+  return {gpu, gpu->record_event(current_stream(gpu->device()))};
 }
 
 void Event::wait_on_current_stream() const {
-  if (!executor_ || executor_->device().kind == Device::Kind::cpu) return;
-  const StreamHandle stream = current_stream(executor_->device());
-  executor_->wait_event(stream, event_);
-  for (const auto& kept : kept_) {
-    if (const auto storage = kept.lock()) storage->record_stream(stream);
+  if (gpu == nullptr) return;
+  const StreamHandle stream = current_stream(gpu->device());
+  gpu->wait_event(stream, event);
+  for (const auto& tensor : kept) {
+    if (const auto storage = tensor.lock()) storage->record_stream(stream);
   }
 }
-
-// Results.
 
 namespace {
 
@@ -436,8 +403,8 @@ class FrameworkResults final : public ResultTensors {
     const bool gpu = wanted[0].device.kind == Device::Kind::cuda, by_other = gpu && order.other;
     const bool on_other = gpu && current_stream(wanted[0].device) != order.stream;
     if (heap) {
-      auto& [skip, in_vain, segment] = questions_[order.stream];
-      if (skip > 0) return --skip, std::vector<Tensor>();
+      auto& [in_vain, segment] = questions_[order.stream];
+      if (!std::has_single_bit(++in_vain) && in_vain % kMostSkipped != 0) return {};
       const SetWithin segments(current_heap, heap);
       const std::size_t more = segment_for(wanted, segment);
       const py::object tensors =
@@ -445,9 +412,7 @@ class FrameworkResults final : public ResultTensors {
       std::vector<Tensor> made = tensors.is_none() ? std::vector<Tensor>() : tensors_over(tensors, wanted);
       // PyTorch takes them from elsewhere where its allocator is set to do so, or where the program uses another pool.
       const auto inside = [&](const Tensor& tensor) { return heap->contains(tensor.data()); };
-      const bool missed = made.empty() || !std::ranges::all_of(made, inside);
-      skip = missed ? in_vain : 0;
-      in_vain = missed ? std::min(2 * in_vain + 1, kMostSkipped) : 0;
+      if (!made.empty() && std::ranges::all_of(made, inside)) in_vain = 0;
       return made;
     }
     try {
@@ -457,7 +422,7 @@ class FrameworkResults final : public ResultTensors {
       for (const TensorView& view : wanted) made.push_back(tensor_over(empty(view), view));
       return made;
     } catch (const py::error_already_set& error) {
-      if (!error.matches(torch().out_of_memory)) throw;
+      if (!error.matches(py::module_::import("torch.cuda").attr("OutOfMemoryError"))) throw;
       const std::string text = error.what();  // with a dump of PyTorch's C++ stack
       throw OutOfMemory(
           fmt::format("PyTorch has no memory for the results of a call: {}", text.substr(0, text.find('\n'))));
@@ -481,20 +446,17 @@ class FrameworkResults final : public ResultTensors {
   /// Over those of the list `made`.
   static std::vector<Tensor> tensors_over(const py::object& made, std::span<const TensorView> wanted) {
     std::vector<Tensor> tensors;
-    for (const TensorView& view : wanted) {
-      const py::object tensor = made[py::int_(tensors.size())];
-      tensors.push_back(tensor_over(borrow(tensor, "a result"), view));
-    }
+    for (const py::handle each : made) tensors.push_back(tensor_over(borrow(each, "a result"), wanted[tensors.size()]));
     return tensors;
   }
 
-  std::shared_ptr<PyObject> helper_;
-  /// Calls that do not ask for memory of the heap, now and where there is none again: PyTorch has looked everywhere,
-  /// which takes long, and tells those who observe it. So it is asked less and less often, of each stream by itself:
-  /// PyTorch keeps the memory of one from the others.
-  static constexpr int kMostSkipped = 63;
+  KeptObject helper_;
+  /// PyTorch has looked everywhere for memory of the heap before it has none, which takes long, and tells those who
+  /// observe it. So it is asked less and less often, of each stream by itself: PyTorch keeps the memory of one from the
+  /// others.
+  static constexpr unsigned kMostSkipped = 64;
   struct Questions {
-    int skip = 0, in_vain = 0;
+    unsigned in_vain = 0;     ///< calls without such memory since the last one with it
     std::size_t segment = 0;  ///< bytes of the largest one that was asked for
   };
   std::unordered_map<StreamHandle, Questions> questions_;
@@ -502,16 +464,12 @@ class FrameworkResults final : public ResultTensors {
 
 }  // namespace
 
-thread_local std::vector<py::object>* let_go_later = nullptr;
-
-void let_go(PyObject* object) {
+void LetGo::operator()(PyObject* object) const {
   if (Py_IsInitialized() == 0) return;  // at exit the interpreter has taken it
   const py::gil_scoped_acquire gil;
   auto ended = py::reinterpret_steal<py::object>(object);
   if (let_go_later != nullptr) let_go_later->push_back(std::move(ended));
 }
-
-std::shared_ptr<PyObject> keep(py::object object) { return {object.release().ptr(), let_go}; }
 
 std::shared_ptr<ResultTensors> make_framework_results(py::object helper) {
   return std::make_shared<FrameworkResults>(std::move(helper));
@@ -527,10 +485,9 @@ extern "C" __attribute__((visibility("default"))) void* deep_ep_allocate_segment
   if (current_heap == nullptr || bytes <= 0) return nullptr;
   try {
     void* const segment = current_heap->take(static_cast<std::size_t>(bytes), stream);
-    if (segment == nullptr) return nullptr;
     SegmentsOut& out = segments_out();
     const std::lock_guard lock(out.mutex);
-    out.heap_of.insert_or_assign(segment, current_heap);
+    if (segment != nullptr) out.heap_of.insert_or_assign(segment, current_heap);
     return segment;
   } catch (const std::exception&) {
     return nullptr;  // PyTorch says so to the call, which takes other memory
@@ -540,14 +497,9 @@ extern "C" __attribute__((visibility("default"))) void* deep_ep_allocate_segment
 extern "C" __attribute__((visibility("default"))) void deep_ep_free_segment(void* segment, ssize_t bytes,
                                                                             int /*device*/, void* stream) {
   using namespace deep_ep::bindings;
-  std::shared_ptr<deep_ep::HeapPieces> heap;
-  {
-    SegmentsOut& out = segments_out();
+  const auto ended = [&, &out = segments_out()] {
     const std::lock_guard lock(out.mutex);
-    const auto found = out.heap_of.find(segment);
-    if (found == out.heap_of.end()) return;
-    heap = std::move(found->second);
-    out.heap_of.erase(found);
-  }
-  heap->give_back(segment, static_cast<std::size_t>(bytes), stream);
+    return out.heap_of.extract(segment);
+  }();
+  if (ended) ended.mapped()->give_back(segment, static_cast<std::size_t>(bytes), stream);
 }

@@ -7,7 +7,6 @@
 
 #include <pybind11/pybind11.h>
 
-#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -39,36 +38,22 @@ inline py::object hand_out(const std::optional<Tensor>& tensor) { return hand_ou
 /// The stream that the calling thread's work for this device goes to; nullptr on the CPU.
 StreamHandle current_stream(const Device& device);
 
-// Events, and the executors that they are of.
-
 /// One executor per GPU for the whole process, as events cross from one buffer to another: made at the first call for a
 /// device, never destroyed: at interpreter exit other objects may still need it.
 std::shared_ptr<Executor> gpu_executor(int device);
 
 /// A point in a GPU's work. On the CPU there is nothing to wait for: calls end before they return.
-class Event {
- public:
+struct Event {
+  Executor* gpu = nullptr;  ///< of gpu_executor; nullptr: on the CPU
+  EventHandle event = {};
+  /// Tensors of the library that the event stands for. A stream that waits for it uses them.
+  std::vector<std::weak_ptr<Tensor::Storage>> kept = {};
+
   /// All work that the calling thread's current stream holds.
   static Event of_current_stream();
-  /// `kept`: tensors of the library that the event stands for. A stream that waits for it uses them.
-  Event(std::shared_ptr<Executor> executor, EventHandle event, std::initializer_list<const Tensor*> kept)
-      : executor_(std::move(executor)), event_(std::move(event)) {
-    for (const Tensor* tensor : kept) kept_.emplace_back(tensor->storage());
-  }
-
   /// The stream that is current now waits; the host does not.
   void wait_on_current_stream() const;
-  const EventHandle& event() const { return event_; }
-
- private:
-  Event() = default;
-
-  std::shared_ptr<Executor> executor_;
-  EventHandle event_;
-  std::vector<std::weak_ptr<Tensor::Storage>> kept_;
 };
-
-// Results as tensors of PyTorch, whose memory is PyTorch's own.
 
 /// Sets a variable for as long as it lives.
 template <class T>
@@ -85,12 +70,14 @@ class SetWithin {
 };
 
 /// Lets go of an object from any thread, with or without the GIL.
-void let_go(PyObject* object);
+struct LetGo {
+  void operator()(PyObject* object) const;
+};
+using KeptObject = std::unique_ptr<PyObject, LetGo>;
+inline KeptObject keep(py::object object) { return KeptObject(object.release().ptr()); }
 /// While it is set, it takes the objects that this thread lets go of: memory on the CPU is not freed in stream order,
 /// so the work of a call may still use them.
-extern thread_local std::vector<py::object>* let_go_later;  // NOLINT: one thread, one call
-/// Any thread may let go of it.
-std::shared_ptr<PyObject> keep(py::object object);
+inline thread_local std::vector<py::object>* let_go_later = nullptr;  // NOLINT: one thread, one call
 
 /// Asks PyTorch, with the GIL that calls have given up. `helper`: deep_ep.results.Results, for what needs more than
 /// torch.empty.

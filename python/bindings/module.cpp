@@ -17,9 +17,11 @@
 #include "deep_ep/executor.hpp"
 #include "deep_ep/version.hpp"
 #include "python/bindings/framework.hpp"
-#include "python/bindings/native_buffer.hpp"
 
 namespace deep_ep::bindings {
+
+void define_buffer(py::module_& module);  // native_buffer.cpp
+
 namespace {
 
 /// Its class in deep_ep/errors.py; classes before those that they derive from.
@@ -59,8 +61,8 @@ void define_bootstrap(py::module_& module) {
   py::class_<Bootstrap, std::shared_ptr<Bootstrap>>(
       module, "Bootstrap", "How the ranks of a group find each other: one object for all buffers of the group.")
       .def(py::init([](int rank, int num_ranks, py::function gather) {
-        const auto all_gather = [gather = keep(std::move(gather))](std::span<const std::byte> mine,
-                                                                   std::span<std::byte> all) {
+        const auto all_gather = [gather = std::shared_ptr(keep(std::move(gather)))](std::span<const std::byte> mine,
+                                                                                    std::span<std::byte> all) {
           const py::gil_scoped_acquire gil;
           const auto gathered = py::cast<std::string>(
               py::handle(gather.get())(py::bytes(reinterpret_cast<const char*>(mine.data()), mine.size())));

@@ -1,6 +1,4 @@
 // A Buffer with Python objects as arguments. deep_ep/buffer.py puts the documented interface on top.
-#include "python/bindings/native_buffer.hpp"
-
 #include <fmt/format.h>
 #include <pybind11/stl.h>  // ranks are a list of numbers
 
@@ -11,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <type_traits>
 #include <unordered_map>
 #include <utility>
@@ -56,7 +55,7 @@ struct SentRows {
   }
 };
 
-/// The last arguments: the events that a call comes behind, and whether it leaves one.
+/// The events that a call comes behind, and whether it leaves one.
 CallOptions read_order(ArgumentReader& read, bool elastic = false) {
   CallOptions options;
   read("previous_event", options.previous_event);
@@ -64,47 +63,6 @@ CallOptions read_order(ArgumentReader& read, bool elastic = false) {
   read("async_finish", options.async_finish);
   return options;
 }
-
-// Low-latency calls.
-
-/// The handle of a low-latency dispatch as Python sees it: (src_info, layout_range, M, H, E). Combine needs more than
-/// that. Programs take the tuple apart and build others from its elements, so the rest hangs on src_info: its memory
-/// keeps the whole handle, which is found again by the memory's address.
-class LowLatencyHandles {
- public:
-  py::tuple hand_out(LowLatencyHandle handle) {
-    const auto kept = std::make_shared<const LowLatencyHandle>(std::move(handle));
-    const Tensor& src_info = kept->src_info;
-    by_address_.insert_or_assign(src_info.data(), kept);
-    if (by_address_.size() > tidy_at_) {
-      std::erase_if(by_address_, [](const auto& entry) { return entry.second.expired(); });
-      tidy_at_ = std::max<std::size_t>(64, 2 * by_address_.size());
-    }
-    const Tensor keeper(src_info.view(), std::shared_ptr<Tensor::Storage>(kept, src_info.storage().get()));
-    return py::make_tuple(bindings::hand_out(keeper), bindings::hand_out(kept->layout_range), kept->max_tokens,
-                          kept->hidden, kept->num_experts);
-  }
-
-  /// The library's handle behind the tuple `handle`, whose other elements say nothing. InvalidArgument for a tuple
-  /// without a src_info of hand_out().
-  std::shared_ptr<const LowLatencyHandle> find(const py::tuple& handle) const {
-    check_length(handle, 5, "low_latency_dispatch");
-    const TensorView src_info = view_of(handle[0], "handle[0]");
-    const auto entry = by_address_.find(src_info.data);
-    const auto kept = entry == by_address_.end() ? nullptr : entry->second.lock();
-    if (!kept) {
-      throw InvalidArgument(
-          fmt::format("handle[0] is {}, but not the tensor that this buffer's low_latency_dispatch "
-                      "returned (a copy does not do: combine needs what lies behind it)",
-                      src_info.describe()));
-    }
-    return kept;
-  }
-
- private:
-  std::unordered_map<const void*, std::weak_ptr<const LowLatencyHandle>> by_address_;
-  std::size_t tidy_at_ = 64;  ///< at so many entries, those of dead handles are removed
-};
 
 /// Upstream ignores some of them, and has use_fp8 on by default: these are no mistakes.
 LowLatencyFormat format_of(bool use_fp8, bool round_scale, bool use_ue8m0, bool use_nvfp4,
@@ -142,15 +100,15 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
     set("allow_nvlink_for_low_latency", options.low_latency.allow_nvlink);
     set("timeout_s", options.timeout_s);
     set("num_qps_per_rank", options.internode.num_qps_per_rank);
-    if (ordinal >= 0) device_ = {Device::Kind::cuda, ordinal};
+    const auto executor = ordinal < 0 ? make_host_executor() : gpu_executor(ordinal);
+    device_ = executor->device();
+    if (!on_cpu()) gpu_ = executor.get();
     const py::gil_scoped_release released;
-    executor_ = on_cpu() ? make_host_executor() : gpu_executor(ordinal);
-    buffer_ = std::make_shared<Buffer>(bootstrap, executor_, options);
+    buffer_ = std::make_shared<Buffer>(bootstrap, executor, options);
     rank_ = buffer_->rank();
-    num_nodes_ = buffer_->num_nodes();
     description_ = buffer_->describe();
   }
-  ~NativeBuffer() { drop(); }
+  ~NativeBuffer() { end(false); }
   NativeBuffer(const NativeBuffer&) = delete;
   NativeBuffer& operator=(const NativeBuffer&) = delete;
 
@@ -186,8 +144,8 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
       }
       return result;
     } catch (const Interrupted&) {
-      if (!raised) throw;
-      throw py::error_already_set(*raised);
+      if (raised) throw py::error_already_set(*raised);
+      throw;
     }
   }
   template <class Arguments, class Result>
@@ -195,20 +153,26 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
              Result (Buffer::*method)(const Arguments&, const CallOptions&)) {
     return run(options, [&](Buffer& buffer, const CallOptions& call) { return (buffer.*method)(arguments, call); });
   }
+  /// The same with the last arguments, which many calls have.
+  template <class Arguments, class Result>
+  Result run(ArgumentReader& read, Arguments& arguments, Result (Buffer::*method)(const Arguments&, const CallOptions&),
+             bool elastic = false) {
+    read("num_sms", arguments.num_sms);
+    return run(read_order(read, elastic), arguments, method);
+  }
 
   /// For exporters, which may ask in a thread of their own: rank, ranks, nodes, lost_ranks, description, calls and
   /// bytes of each kind.
   py::dict metrics() {
-    const Buffer& buffer = alive();
     // Before Python makes an object: a finalizer that runs meanwhile may let another thread destroy the buffer.
-    const int ranks = buffer.num_ranks();
-    const std::vector<int> lost = buffer.lost_ranks();
+    const int ranks = alive().num_ranks(), nodes = alive().num_nodes();
+    const std::vector<int> lost = alive().lost_ranks();
     py::dict calls, bytes;
     for (const CallCount* each : {&dispatches_, &combines_, &low_latency_dispatches_, &low_latency_combines_}) {
       calls[each->kind] = each->calls;
       bytes[each->kind] = each->bytes;
     }
-    return py::dict("rank"_a = rank_, "ranks"_a = ranks, "nodes"_a = num_nodes_, "calls"_a = calls, "bytes"_a = bytes,
+    return py::dict("rank"_a = rank_, "ranks"_a = ranks, "nodes"_a = nodes, "calls"_a = calls, "bytes"_a = bytes,
                     "lost_ranks"_a = lost, "description"_a = description_);
   }
 
@@ -218,13 +182,12 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   py::tuple get_dispatch_layout(ArgumentReader& read) {
     const auto topk_idx = read.get<ConstTensorView>("topk_idx");
     const int num_experts = read.get<int>("num_experts");
-    const CallOptions options = read_order(read);
-    const DispatchLayout layout = run(options, [&](Buffer& buffer, const CallOptions& call) {
+    const DispatchLayout layout = run(read_order(read), [&](Buffer& buffer, const CallOptions& call) {
       return buffer.get_dispatch_layout(topk_idx, num_experts, call);
     });
     return py::make_tuple(hand_out(layout.num_tokens_per_rank), hand_out(layout.num_tokens_per_node),
                           hand_out(layout.num_tokens_per_expert), hand_out(layout.is_token_in_rank),
-                          event_object(options, layout.event));
+                          event_object(layout.event));
   }
 
   /// (rows or (rows, scales), recv_topk_idx, recv_topk_weights, counts per expert, handle, event), with a handle None
@@ -233,16 +196,14 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
     DispatchArguments arguments;
     const SentRows sent(read, arguments);
     const auto given = read.get<std::optional<py::tuple>>("handle");  // with it the six that follow say nothing
+    if (given) arguments.handle = &in_handle(*given);
     read.if_given("is_token_in_rank", arguments.is_token_in_rank);
     read.if_given("num_tokens_per_expert", arguments.num_tokens_per_expert);
     read("topk_idx", arguments.topk_idx);
     read("topk_weights", arguments.topk_weights);
     read("expert_alignment", arguments.expert_alignment);
     read("num_worst_tokens", arguments.num_worst_tokens);
-    read("num_sms", arguments.num_sms);
-    const CallOptions options = read_order(read);
-    if (given) arguments.handle = &in_handle(*given);
-    const DispatchResult result = run(options, arguments, &Buffer::dispatch);
+    const DispatchResult result = run(read, arguments, &Buffer::dispatch);
     dispatches_.add(arguments.x.bytes());
     py::object counts = py::none(), handle = py::none();
     if (!given) {
@@ -251,24 +212,19 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
     }
     return py::make_tuple(sent.hand_out(result.recv_x, result.recv_x_scales), hand_out(result.recv_topk_idx),
                           hand_out(result.recv_topk_weights), counts, handle,
-                          event_object(options, result.event, {&result.handle.rank_prefix_matrix}));
+                          event_object(result.event, {&result.handle.rank_prefix_matrix}));
   }
 
   /// (combined_x, combined_topk_weights, event)
   py::tuple combine(ArgumentReader& read) {
     CombineArguments arguments;
     read("x", arguments.x);
-    const auto handle = read.get<py::tuple>("handle");
+    arguments.handle = &in_handle(read.get<py::tuple>("handle"));
     read("topk_weights", arguments.topk_weights);
     read("bias", arguments.bias_0);
     read("bias", arguments.bias_1);
-    read("num_sms", arguments.num_sms);
-    const CallOptions options = read_order(read);
-    arguments.handle = &in_handle(handle);
-    return hand_out_combined(run(options, arguments, &Buffer::combine), options);
+    return hand_out_combined(run(read, arguments, &Buffer::combine));
   }
-
-  // The second interface.
 
   /// (rows or (rows, scales), recv_topk_idx, recv_topk_weights, handle, event). The handle is a tuple: the copy of
   /// topk_idx, attributes of EPHandle from num_recv_tokens on, the route (inside a node there is none), local
@@ -301,22 +257,20 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
     read("zero_padding", arguments.zero_padding);
     read("column_major_scales", arguments.column_major_scales);
     read("copy_selections", arguments.copy_selections);
-    read("num_sms", arguments.num_sms);
-    const CallOptions options = read_order(read, true);
-    const ElasticDispatchResult result = run(options, arguments, &Buffer::dispatch_elastic);
+    const ElasticDispatchResult result = run(read, arguments, &Buffer::dispatch_elastic, true);
     dispatches_.add(arguments.x.bytes());
     const ElasticDispatchHandle& handle = result.handle;
     py::object made = py::none();
     if (!given) {
-      made = py::make_tuple(
-          hand_out(handle.topk_idx), handle.metadata.size(0), handle.num_expanded, result.num_recv_tokens_per_expert,
-          hand_out(handle.source_ends), hand_out(handle.expert_ends), hand_out(handle.expert_counts),
-          hand_out(handle.metadata), hand_out(handle.own_rows),
-          num_nodes_ == 1 ? py::object(py::tuple()) : py::cast(handle.route), hand_out(handle.local_topk_idx));
+      made =
+          py::make_tuple(hand_out(handle.topk_idx), handle.metadata.size(0), handle.num_expanded,
+                         result.num_recv_tokens_per_expert, hand_out(handle.source_ends), hand_out(handle.expert_ends),
+                         hand_out(handle.expert_counts), hand_out(handle.metadata), hand_out(handle.own_rows),
+                         handle.route.destination_row.defined() ? py::cast(handle.route) : py::tuple(),
+                         hand_out(handle.local_topk_idx));
     }
     return py::make_tuple(sent.hand_out(result.recv_x, result.recv_x_scales), hand_out(result.recv_topk_idx),
-                          hand_out(result.recv_topk_weights), made,
-                          event_object(options, result.event, {&handle.metadata}));
+                          hand_out(result.recv_topk_weights), made, event_object(result.event, {&handle.metadata}));
   }
 
   /// (combined_x, combined_topk_weights, event). Deferred: (function, event); the sums are made when the function is
@@ -336,15 +290,12 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
     read("topk_weights", arguments.topk_weights);
     read("bias", arguments.bias_0);
     read("bias", arguments.bias_1);
-    read("num_sms", arguments.num_sms);
-    const CallOptions options = read_order(read, true);
-    if (!deferred) return hand_out_combined(run(options, arguments, &Buffer::combine_elastic), options);
-    const ElasticReturn back = run(options, arguments, &Buffer::begin_combine_elastic);
+    if (!deferred) return hand_out_combined(run(read, arguments, &Buffer::combine_elastic, true));
+    const ElasticReturn back = run(read, arguments, &Buffer::begin_combine_elastic, true);
     const auto add_up = [self = shared_from_this(), back] {
-      return self->hand_out_combined(self->run({}, back, &Buffer::end_combine_elastic), {});
+      return self->hand_out_combined(self->run(CallOptions(), back, &Buffer::end_combine_elastic));
     };
-    return py::make_tuple(py::cpp_function(add_up),
-                          event_object(options, back.event, {&back.rows, &back.beside, &back.ends}));
+    return py::make_tuple(py::cpp_function(add_up), event_object(back.event, {&back.rows, &back.beside, &back.ends}));
   }
 
   py::object prefetch_weights(ArgumentReader& read) {
@@ -352,25 +303,20 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
     read("redundant_expert_weights", arguments.redundant_expert_weights);
     read("expert_weights", arguments.expert_weights);
     read("redundancy_mapping", arguments.redundancy_mapping);
-    read("num_sms", arguments.num_sms);
-    const CallOptions options = read_order(read);
-    return event_object(options, run(options, arguments, &Buffer::prefetch_weights));
+    return event_object(run(read, arguments, &Buffer::prefetch_weights));
   }
   py::object reduce_grads(ArgumentReader& read) {
     GradReduction arguments;
     read("redundant_expert_grads", arguments.redundant_expert_grads);
     read("expert_grads", arguments.expert_grads);
     read("redundancy_mapping", arguments.redundancy_mapping);
-    read("num_sms", arguments.num_sms);
-    const CallOptions options = read_order(read);
-    return event_object(options, run(options, arguments, &Buffer::reduce_grads));
+    return event_object(run(read, arguments, &Buffer::reduce_grads));
   }
 
   /// On the current stream; with `async_finish` on the communication stream, and it returns an event.
   py::object barrier(bool async_finish) {
-    const CallOptions given{.async_finish = async_finish};
-    return event_object(given,
-                        run(given, [](Buffer& buffer, const CallOptions& options) { return buffer.barrier(options); }));
+    return event_object(run({.async_finish = async_finish},
+                            [](Buffer& buffer, const CallOptions& options) { return buffer.barrier(options); }));
   }
 
   /// Memory for replicas of experts in the heap, once, before any other call: [bytes] uint8, the same on all ranks.
@@ -380,17 +326,11 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
     }));
   }
 
-  // Low-latency calls.
-
   /// The hook of a call with return_recv_hook. The library keeps all that the receive part needs, also when the hook is
   /// dropped.
   struct ReceiveHook {
     std::shared_ptr<NativeBuffer> buffer;
     std::function<void()> receive;
-
-    void operator()() {
-      buffer->run({}, [&](Buffer&, const CallOptions&) { return receive(), true; });
-    }
   };
   /// (rows or (rows, scales), recv_count, handle, event, hook): see deep_ep/buffer.py.
   py::tuple low_latency_dispatch(ArgumentReader& read) {
@@ -419,8 +359,8 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
     low_latency_dispatches_.add(arguments.x.bytes());
     py::object rows = hand_out(result.recv_x);
     if (result.recv_x_scales) rows = py::make_tuple(rows, hand_out(*result.recv_x_scales));
-    const py::object event = event_object(options, result.event, {&result.handle.src_info});
-    return py::make_tuple(std::move(rows), hand_out(result.recv_count), handles_.hand_out(std::move(result.handle)),
+    const py::object event = event_object(result.event, {&result.handle.src_info});
+    return py::make_tuple(std::move(rows), hand_out(result.recv_count), hand_out_handle(std::move(result.handle)),
                           event, hook_object(std::move(result.hook)));
   }
 
@@ -431,8 +371,10 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
     read("x", arguments.x);
     read("topk_idx", arguments.topk_idx);
     read("topk_weights", arguments.topk_weights);
-    const auto handle = read.get<py::tuple>("handle");
+    const auto dispatched = low_latency_handle(read.get<py::tuple>("handle"));
+    arguments.handle = dispatched.get();
     const auto out = read.get<py::object>("out");
+    ArgumentReader::read(out, "out", arguments.out);
     read("combine_wait_recv_cost_stats", arguments.wait_recv_cost_stats);
     read("async_finish", options.async_finish);
     read("return_recv_hook", arguments.return_recv_hook);
@@ -444,38 +386,30 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
       of("expected", arguments.overlap->expected);
       of("num_sms", arguments.overlap->num_sms);
     }
-    const auto dispatched = handles_.find(handle);
-    arguments.handle = dispatched.get();
     if (arguments.return_recv_hook) arguments.owner = keep(read.given());  // for the part that waits for the hook
-    if (!out.is_none()) arguments.out = view_of(out, "out");
     LowLatencyCombineResult result = run(options, arguments, &Buffer::low_latency_combine);
     low_latency_combines_.add(result.combined_x.view().bytes());
-    return py::make_tuple(out.is_none() ? hand_out(result.combined_x) : out, event_object(options, result.event),
+    return py::make_tuple(out.is_none() ? hand_out(result.combined_x) : out, event_object(result.event),
                           hook_object(std::move(result.hook)));
   }
 
-  void low_latency_query_mask(py::handle mask_status) {
-    const TensorView status = view_of(mask_status, "mask_status");
-    run({}, [&](Buffer& buffer, const CallOptions& options) {
-      buffer.low_latency_query_mask(status, options.stream);
-      return true;
-    });
-  }
-
-  /// A uint8 tensor over memory of this rank that ends with the buffer.
-  template <TensorView (Buffer::*memory)() const>
-  py::object lent() {
-    return hand_out(Tensor::borrow((alive().*memory)()));
-  }
-
-  /// Collective.
-  void destroy() {
-    alive();
-    end(true);
-  }
-  /// Frees without talking to peers.
-  void drop() {
-    if (buffer_) end(false);
+  /// Collective `with_peers`; else it talks to none, and does nothing the second time.
+  void end(bool with_peers) {
+    if (with_peers) alive();
+    // Under the GIL: no other thread, as one that asks for metrics, finds the buffer that ends.
+    std::shared_ptr<Buffer> ending = std::exchange(buffer_, nullptr);
+    if (!ending) return;
+    try {
+      const py::gil_scoped_release released;
+      if (with_peers) ending->destroy();
+      ending.reset();
+    } catch (...) {
+      if (!ending->destroyed()) buffer_ = std::move(ending);  // another call uses it
+      const py::gil_scoped_release released;
+      ending.reset();
+      throw;
+    }
+    let_go_of_leftovers();
   }
 
  private:
@@ -508,16 +442,42 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
         fmt::format("handle[1] is of type {}, expected what dispatch returned", Py_TYPE(element.ptr())->tp_name));
   }
 
-  py::tuple hand_out_combined(const CombineResult& result, const CallOptions& options) {
+  // The handle of a low-latency dispatch as Python sees it: (src_info, layout_range, M, H, E). Combine needs more than
+  // that. Programs take the tuple apart and build others from its elements, so the rest hangs on src_info: its memory
+  // keeps the whole handle, which is found again by the memory's address.
+
+  py::tuple hand_out_handle(LowLatencyHandle handle) {
+    const auto kept = std::make_shared<const LowLatencyHandle>(std::move(handle));
+    low_latency_handles_.insert_or_assign(kept->src_info.data(), kept);
+    const Tensor keeper(kept->src_info.view(), {kept, kept->src_info.storage().get()});
+    return py::make_tuple(hand_out(keeper), hand_out(kept->layout_range), kept->max_tokens, kept->hidden,
+                          kept->num_experts);
+  }
+  /// Of a handle, whose other elements than src_info say nothing.
+  std::shared_ptr<const LowLatencyHandle> low_latency_handle(const py::tuple& handle) const {
+    check_length(handle, 5, "low_latency_dispatch");
+    const TensorView src_info = view_of(handle[0], "handle[0]");
+    const auto found = low_latency_handles_.find(src_info.data);
+    if (found != low_latency_handles_.end()) {
+      if (auto kept = found->second.lock()) return kept;
+    }
+    throw InvalidArgument(
+        fmt::format("handle[0] is {}, but not the tensor that this buffer's low_latency_dispatch "
+                    "returned (a copy does not do: combine needs what lies behind it)",
+                    src_info.describe()));
+  }
+
+  py::tuple hand_out_combined(const CombineResult& result) {
     combines_.add(result.combined_x.view().bytes());
     return py::make_tuple(hand_out(result.combined_x), hand_out(result.combined_topk_weights),
-                          event_object(options, result.event));
+                          event_object(result.event));
   }
-  /// `kept`: results that are memory of the library, as the tables of handles are.
-  py::object event_object(const CallOptions& options, EventHandle event,
-                          std::initializer_list<const Tensor*> kept = {}) const {
-    if (!options.async_finish) return py::none();
-    return py::cast(Event(executor_, std::move(event), kept));
+  /// Without async_finish there is none. `kept`: results that are memory of the library, as the tables of handles are.
+  py::object event_object(EventHandle event, std::initializer_list<const Tensor*> kept = {}) const {
+    if (!event) return py::none();
+    Event made{gpu_, on_cpu() ? nullptr : std::move(event)};
+    for (const Tensor* tensor : kept) made.kept.emplace_back(tensor->storage());
+    return py::cast(std::move(made));
   }
   py::object hook_object(std::function<void()> receive) {
     if (!receive) return py::none();
@@ -525,35 +485,18 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
   }
   void let_go_of_leftovers() { const auto ended = std::exchange(leftovers_, {}); }
 
-  void end(bool with_peers) {
-    // Under the GIL: no other thread, as one that asks for metrics, finds the buffer that ends.
-    std::shared_ptr<Buffer> ending = std::exchange(buffer_, nullptr);
-    try {
-      const py::gil_scoped_release released;
-      if (with_peers) ending->destroy();
-      ending.reset();
-    } catch (...) {
-      if (!ending->destroyed()) buffer_ = std::move(ending);  // another call uses it
-      const py::gil_scoped_release released;
-      ending.reset();
-      throw;
-    }
-    let_go_of_leftovers();
-  }
-
   Device device_;
-  std::shared_ptr<Executor> executor_;
+  Executor* gpu_ = nullptr;  ///< of gpu_executor
   /// On the CPU, of calls whose work has not ended, with the GIL.
   std::vector<py::object> leftovers_;
   std::shared_ptr<Buffer> buffer_;
-  int rank_ = 0, num_nodes_ = 1;
+  int rank_ = 0;
   std::string description_;  ///< of when it was made: another thread may be making new connections now
-  LowLatencyHandles handles_;
+  /// By the address of src_info. An entry lasts until the memory is that of another handle.
+  std::unordered_map<const void*, std::weak_ptr<const LowLatencyHandle>> low_latency_handles_;
   CallCount dispatches_{"dispatch"}, combines_{"combine"};
   CallCount low_latency_dispatches_{"low_latency_dispatch"}, low_latency_combines_{"low_latency_combine"};
 };
-
-// The methods by their names.
 
 using BufferClass = py::class_<NativeBuffer, std::shared_ptr<NativeBuffer>>;
 
@@ -566,15 +509,18 @@ void define_call(BufferClass& buffer, const char* name, Result (NativeBuffer::*m
   });
 }
 
-/// A method of the library that may take its time; its last parameter may be the current stream.
-template <auto method, class... Parameters>
-void define(BufferClass& buffer, const char* name) {
-  buffer.def(name, [](NativeBuffer& self, const Parameters&... given) {
-    self.run({}, [&](Buffer& alive, [[maybe_unused]] const CallOptions& options) {
+/// A method of the library that may take its time; its last parameter may be the current stream. `names`: of the
+/// others.
+template <auto method, class... Parameters, class... Names>
+void define(BufferClass& buffer, const char* name, Names... names) {
+  buffer.def(name, [names...](NativeBuffer& self, const py::args& given) {
+    ArgumentReader read(given);
+    const std::tuple<Parameters...> arguments{read.get<Parameters>(names)...};
+    self.run({}, [&](Buffer& alive, const CallOptions& options) {
       if constexpr (std::is_invocable_v<decltype(method), Buffer&, Parameters..., StreamHandle>) {
-        (alive.*method)(given..., options.stream);
+        std::apply(method, std::tuple_cat(std::tie(alive), arguments, std::tie(options.stream)));
       } else {
-        (alive.*method)(given...);
+        std::apply(method, std::tuple_cat(std::tie(alive), arguments));
       }
       return true;
     });
@@ -587,7 +533,9 @@ void define_buffer(py::module_& module) {
   py::class_<DispatchHandle>(module, "Route", "Where the rows of a dispatch went.");
   using ReceiveHook = NativeBuffer::ReceiveHook;
   py::class_<ReceiveHook>(module, "ReceiveHook", "Enqueues the receive part of a low-latency call. Call it once.")
-      .def("__call__", &ReceiveHook::operator());
+      .def("__call__", [](const ReceiveHook& hook) {
+        hook.buffer->run({}, [&](Buffer&, const CallOptions&) { return hook.receive(), true; });
+      });
   BufferClass buffer(module, "Buffer", py::dynamic_attr(), "What deep_ep.Buffer is made of.");
   buffer.def(py::init<const std::shared_ptr<Bootstrap>&, int, std::uintptr_t, py::object, const py::kwargs&>());
   buffer.def("num_nodes", [](const NativeBuffer& self) { return self.alive().num_nodes(); });
@@ -602,22 +550,26 @@ void define_buffer(py::module_& module) {
   buffer.def("allocate_lb_storage", &NativeBuffer::allocate_lb_storage);
   define_call(buffer, "prefetch_weights", &NativeBuffer::prefetch_weights);
   define_call(buffer, "reduce_grads", &NativeBuffer::reduce_grads);
-  buffer.def("local_memory", &NativeBuffer::lent<&Buffer::local_memory>);
-  define<&Buffer::check, bool>(buffer, "check");
+  // Of memory that ends with the buffer.
+  buffer.def("local_memory",
+             [](const NativeBuffer& self) { return hand_out(Tensor::borrow(self.alive().local_memory())); });
+  define<&Buffer::check, bool>(buffer, "check", "wait");
   define<&Buffer::suspend>(buffer, "suspend");
   define<&Buffer::resume>(buffer, "resume");
-  buffer.def("destroy", &NativeBuffer::destroy);
-  buffer.def("drop", &NativeBuffer::drop);
+  buffer.def("destroy", [](NativeBuffer& self) { self.end(true); });
+  buffer.def("drop", [](NativeBuffer& self) { self.end(false); });
 
   define_call(buffer, "low_latency_dispatch", &NativeBuffer::low_latency_dispatch);
   define_call(buffer, "low_latency_combine", &NativeBuffer::low_latency_combine);
-  buffer.def("low_latency_memory", &NativeBuffer::lent<&Buffer::low_latency_memory>);
+  buffer.def("low_latency_memory",
+             [](const NativeBuffer& self) { return hand_out(Tensor::borrow(self.alive().low_latency_memory())); });
   define<&Buffer::low_latency_clean>(buffer, "low_latency_clean");
-  define<&Buffer::low_latency_update_mask, int, bool>(buffer, "low_latency_update_mask");
-  buffer.def("low_latency_query_mask", &NativeBuffer::low_latency_query_mask);
+  define<&Buffer::low_latency_update_mask, int, bool>(buffer, "low_latency_update_mask", "rank_to_mask", "mask");
+  define<&Buffer::low_latency_query_mask, TensorView>(buffer, "low_latency_query_mask", "mask_status");
   define<&Buffer::low_latency_clear_mask>(buffer, "low_latency_clear_mask");
   define<&Buffer::low_latency_resume>(buffer, "low_latency_resume");
-  define<&Buffer::replace_ranks, std::shared_ptr<Bootstrap>, std::vector<int>>(buffer, "replace_ranks");
+  define<&Buffer::replace_ranks, std::shared_ptr<Bootstrap>, std::vector<int>>(buffer, "replace_ranks", "group",
+                                                                               "ranks");
 }
 
 }  // namespace deep_ep::bindings

@@ -28,7 +28,7 @@ def test_handles(group):
     del handle, rebuilt  # a handle is its elements: nothing hangs on the tuple
     handle = torch.utils._pytree.tree_unflatten(leaves, form)
     old = handle
-    for _ in range(70):  # more than are remembered without tidying up
+    for _ in range(70):  # others come and go
         dispatch(buffer, case)
     reference.close(combine(buffer, case, outputs[rank], old)[0], reference.combined(case, rank, outputs))
     src_info, layout_range, *shape = handle

@@ -1,7 +1,7 @@
 // A barrier of the ranks of one node, in stream order.
 #include "kernels/common/wait.hpp"
 #include "kernels/kernel_list.hpp"
-#include "kernels/normal/params.hpp"
+#include "kernels/normal/node.hpp"
 #include "kernels/primitives/launch.hpp"
 
 namespace deep_ep::device {

@@ -4,7 +4,8 @@
 
 #include <cstdint>
 
-#include "kernels/normal/params.hpp"
+#include "kernels/common/rows.hpp"
+#include "kernels/normal/node.hpp"
 #include "kernels/rows/params.hpp"
 
 namespace deep_ep {

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "kernels/normal/params.hpp"
+#include "kernels/normal/node.hpp"
 
 namespace deep_ep {
 

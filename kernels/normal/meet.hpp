@@ -5,7 +5,7 @@
 
 #include "kernels/common/row_comparison.hpp"
 #include "kernels/common/wait.hpp"
-#include "kernels/normal/params.hpp"
+#include "kernels/normal/node.hpp"
 #include "kernels/primitives/block.hpp"
 
 namespace deep_ep::device {

@@ -3,45 +3,14 @@
 
 #include <cstdint>
 
-#include "kernels/common/call.hpp"
-#include "kernels/common/faults.hpp"
 #include "kernels/common/row_pipe.hpp"
 #include "kernels/common/rows.hpp"
 #include "kernels/common/topk.hpp"
+#include "kernels/normal/node.hpp"
 #include "kernels/normal/rings.hpp"
 #include "kernels/rdma/params.hpp"
 
 namespace deep_ep {
-
-/// This rank's own counters, in device memory. Zero when the buffer is made.
-struct KernelState {
-  CallCounter notify, dispatch, combine, barrier, load_balance;
-  CallCounter transfer;              ///< between nodes: dispatches and combines, which share the rings
-  std::uint64_t selections_counted;  ///< see NumberingParams
-  // The next token, part of one, or piece of an expert that a warp may take; zero between calls. SMs differ in speed:
-  // if these were shared out beforehand, the call would be as slow as the slowest.
-  std::uint32_t next_piece;
-  std::uint32_t elastic_next_row;          ///< to be pushed
-  std::uint32_t local_tickets[kMaxRanks];  ///< rows of a dispatch for each local ring
-};
-
-/// What every kernel gets that signals to the ranks of its node.
-struct IntranodeParams {
-  int rank = 0;
-  int num_ranks = 0;
-  std::byte* const* heaps = nullptr;  ///< heap base of every rank of the node as this rank maps it; readable by kernels
-  ControlWindow control;
-  KernelState* state = nullptr;
-  WaitContext wait;
-
-  DEEP_EP_DEVICE std::byte* own_heap() const { return heaps[rank]; }
-  DEEP_EP_DEVICE std::uint64_t* signal_to(int peer, IntranodeSignal kind) const {
-    return control.signal(heaps[peer], kind, rank);
-  }
-  DEEP_EP_DEVICE const std::uint64_t* signal_from(int peer, IntranodeSignal kind) const {
-    return control.signal(own_heap(), kind, peer);
-  }
-};
 
 /// Queue pairs to a rail: one of each lane for rows, then one for credit, so that it does not wait behind rows.
 enum class InternodeChannel : int { rows, credit, count };

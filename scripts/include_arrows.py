@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Draws which folder includes which, with counts, and fails on an arrow that the design forbids, and on kernels that ask
-which target they are compiled for.
+"""Draws which folder includes which, with counts, and fails on an arrow that the design forbids, on kernels that ask which
+target they are compiled for, and on a kernel whose headers are nested deeper than MOST_LEVELS.
 
 usage: include_arrows.py [ROOT]
 
@@ -9,6 +9,7 @@ without a line in MAY_INCLUDE is a mistake too, so that a new one is thought abo
 """
 
 import collections
+import functools
 import os
 import pathlib
 import re
@@ -17,6 +18,7 @@ import sys
 # What differs between targets is for the functions of kernels/primitives to hide: other kernel code does not ask.
 TARGET = re.compile(r"\b(?:DEEP_EP_TARGET_CUDA|DEEP_EP_BLACKWELL|__CUDA_ARCH__|__CUDACC__)\b")
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
+MOST_LEVELS = 9
 SUFFIXES = {".cpp", ".hpp", ".cu", ".cuh", ".h"}
 TOP_FOLDERS = ("include", "kernels", "csrc", "machine", "simulation", "oracle", "python", "tools", "examples", "tests")
 
@@ -79,7 +81,12 @@ def allowed(source, target):
 
 def main():
     root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else ".").resolve()
-    arrows, mistakes = collections.Counter(), []
+    arrows, mistakes, included = collections.Counter(), [], collections.defaultdict(set)
+
+    @functools.cache
+    def deepest(source):
+        return max((deepest(target) for target in included[source]), key=len, default=()) + (source,)
+
     for top in TOP_FOLDERS:
         for path in sorted((root / top).rglob("*")):
             if path.suffix not in SUFFIXES:
@@ -94,6 +101,7 @@ def main():
                     continue
                 target = resolve(root, source, match[1])
                 where = f"{source}:{number}: #include \"{match[1]}\""
+                included[source].add(target)
                 if target is None:
                     mistakes.append(f"{where}: there is no such file")
                 elif target.endswith(".cpp"):
@@ -102,6 +110,9 @@ def main():
                     arrows[room(source), room(target)] += 1
                     if not allowed(source, target):
                         mistakes.append(f"{where}: {room(source)} may not know {room(target)}")
+    for chain in (deepest(source) for source in list(included) if source.endswith(".cu")):
+        if len(chain) - 1 > MOST_LEVELS:
+            mistakes.append(f"{len(chain) - 1} levels of headers, allowed: {MOST_LEVELS}: {' < '.join(chain)}")
     for (source, target), count in sorted(arrows.items()):
         print(f"{source:20} -> {target:20} {count:4}")
     for mistake in mistakes:

@@ -70,7 +70,7 @@ SIGNATURES = {
     "get_logical_domain_size": "self",
     "barrier": "self, use_comm_stream=True, with_cpu_sync=False, sequential=True",
     "get_theoretical_num_sms": "self, num_experts, num_topk, num_scaleout_topk=0, rdma_gbs=0, nvlink_gbs=0, "
-    "sm_read_gbs=200, sm_write_gbs=50",
+    "sm_read_gbs=0, sm_write_gbs=0",
     "get_theoretical_num_qps": "self, num_sms",
     "dispatch": "self, x, topk_idx=None, topk_weights=None, cumulative_local_expert_recv_stats=None, num_experts=None, "
     "num_max_tokens_per_rank=None, expert_alignment=None, " + CALL + ", handle=None, do_handle_copy=True, "

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, List, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -123,6 +124,7 @@ class ElasticBuffer(NativeOwner, Domains):
     """
 
     _events_may_keep = True
+    _sm_gbs = 200, 50  # of an SM that reads, that writes
 
     # Of EPBuffer: memory beside that of dispatch and combine, and the communication stream that all its objects share.
     num_lb_bytes: int = 0
@@ -206,10 +208,11 @@ class ElasticBuffer(NativeOwner, Domains):
             window_bytes=memory // 2,
             memory_between_nodes=2 * memory + ceil_div(4 * self.num_lb_bytes, 3),
         )
-        self._sms: Dict[Tuple[Tuple[float, ...], ...], int] = {}
         self.num_rdma_ranks: int = self._native.num_nodes()
         self.num_nvlink_ranks: int = self.num_ranks // self.num_rdma_ranks
         self._domains = self.num_rdma_ranks, self.num_nvlink_ranks
+        least = _FEWEST_SMS if self.prefer_overlap_with_compute else _FEWEST_SMS_ALONE
+        self._count_sms = functools.lru_cache(maxsize=None)(functools.partial(_count_sms, self._device, self._domains, least))
         self.num_scaleout_ranks: int = 1
         self.num_scaleup_ranks: int = self.num_ranks
         self.scaleout_rank_idx: int = 0
@@ -245,35 +248,16 @@ class ElasticBuffer(NativeOwner, Domains):
         num_scaleout_topk: int = 0,
         rdma_gbs: float = 0,
         nvlink_gbs: float = 0,
-        sm_read_gbs: float = 200,
-        sm_write_gbs: float = 50,
+        sm_read_gbs: float = 0,
+        sm_write_gbs: float = 0,
     ) -> int:
         """An even number of SMs that should keep the links busy; what calls use with ``num_sms=0``. Results do not depend
-        on it. Rates are in GB/s; 0 stands for those of this machine."""
+        on it. Rates are in GB/s; 0 stands for those of this machine, and for upstream's figures of an SM."""
         if num_scaleout_topk != 0:
             raise WrongUse(f"num_scaleout_topk is {num_scaleout_topk}, allowed: 0")
         asked = integer("num_experts", num_experts, 1), integer("num_topk", num_topk, 1)
-        rates = rdma_gbs, nvlink_gbs, sm_read_gbs, sm_write_gbs
-        if (asked, rates) not in self._sms:
-            self._sms[asked, rates] = self._count_sms(*asked, *rates)
-        return self._sms[asked, rates]
-
-    def _count_sms(self, num_experts: int, num_topk: int, rdma: float, nvlink: float, sm_read: float, sm_write: float) -> int:
-        """As many SMs as it takes to read each token once and write it to its ranks as fast as the links carry it."""
-        if self._device.type != "cuda":
-            return _FEWEST_SMS
-        ranks = _expected_ranks(self.num_ranks, num_experts, num_topk)
-        per_sm = 1 / (1 / sm_read + ranks / sm_write)  # tokens of a GB, each second
-        share = ranks * (self.num_ranks - 1) / self.num_ranks  # of a token, over NVLink
-        links = (nvlink or envs.get_nvlink_gbs()) / share if share else per_sm
-        nodes = self.num_rdma_ranks
-        if nodes > 1:
-            share = _expected_ranks(nodes, num_experts, num_topk) * (nodes - 1) / nodes
-            links = min(links, (rdma or envs.get_rdma_gbs()) / share)
-        least = _FEWEST_SMS if self.prefer_overlap_with_compute else _FEWEST_SMS_ALONE
-        most = torch.cuda.get_device_properties(self._device).multi_processor_count
-        wanted = align(max(math.ceil(_HEADROOM * links / per_sm), least), 2)
-        return max(min(wanted, most - most % 2), _FEWEST_SMS)
+        read, write = self._sm_gbs
+        return self._count_sms(*asked, rdma_gbs, nvlink_gbs, sm_read_gbs or read, sm_write_gbs or write)
 
     def get_theoretical_num_qps(self, num_sms: int) -> int:
         """Queue pairs that a call with this many SMs would use upstream. Here calls choose by themselves."""
@@ -476,11 +460,24 @@ class ElasticBuffer(NativeOwner, Domains):
         return event, event_in(before_epilogue), bool(asynchronous)
 
 
-def _expected_ranks(num_ranks: int, num_experts: int, num_topk: int) -> float:
-    """How many ranks a token goes to if its experts are chosen at random."""
-    local = num_experts // num_ranks
-    topk = min(num_topk, num_experts)
-    return num_ranks * (1 - math.comb(num_experts - local, topk) / math.comb(num_experts, topk))
+def _count_sms(device, domains, least, experts, topk, rdma, nvlink, sm_read, sm_write):
+    """As many SMs as it takes to read each token once and write it to its ranks as fast as the links carry it."""
+    if device.type != "cuda":
+        return _FEWEST_SMS
+
+    def expected(owners: int) -> float:  # how many of them a token goes to if its experts are chosen at random
+        most = min(topk, experts)
+        return owners * (1 - math.comb(experts - experts // owners, most) / math.comb(experts, most))
+
+    nodes, ranks = domains[0], domains[0] * domains[1]
+    per_sm = 1 / (1 / sm_read + expected(ranks) / sm_write)  # tokens of a GB, each second
+    share = expected(ranks) * (ranks - 1) / ranks  # of a token, over NVLink
+    links = (nvlink or envs.get_nvlink_gbs()) / share if share else per_sm
+    if nodes > 1:
+        links = min(links, (rdma or envs.get_rdma_gbs()) / (expected(nodes) * (nodes - 1) / nodes))
+    most = torch.cuda.get_device_properties(device).multi_processor_count
+    wanted = align(max(math.ceil(_HEADROOM * links / per_sm), least), 2)
+    return max(min(wanted, most - most % 2), _FEWEST_SMS)
 
 
 # Calls of upstream's second generation that have nothing to do with experts.

@@ -77,20 +77,7 @@ class EPBuffer(ElasticBuffer, BufferBase):
                 self.context = self._native.lb_storage = None
 
     barrier = comm.barrier  # type: ignore[assignment]
-
-    def get_theoretical_num_sms(
-        self,
-        num_experts: int,
-        num_topk: int,
-        num_scaleout_topk: int = 0,
-        rdma_gbs: float = 0,
-        nvlink_gbs: float = 0,
-        sm_read_gbs: float = 0,
-        sm_write_gbs: float = 0,
-    ) -> int:
-        """As of ``ElasticBuffer``; a rate of 0 stands for the default."""
-        read, write = sm_read_gbs or envs.get_sm_read_gbs(), sm_write_gbs or envs.get_sm_write_gbs()
-        return super().get_theoretical_num_sms(num_experts, num_topk, num_scaleout_topk, rdma_gbs, nvlink_gbs, read, write)
+    _sm_gbs = 180, 45
 
     def dispatch(  # type: ignore[override]
         self,

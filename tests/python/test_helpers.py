@@ -239,14 +239,18 @@ def kernel(name):
 SLEEP = "at::cuda::(anonymous namespace)::spin_kernel(long)"
 
 
+def event(correlation, start, name, us, kind="kernel"):
+    return {"ph": "X", "cat": kind, "name": name, "ts": start, "dur": us, "args": {"correlation": correlation}}
+
+
 def profile_of(call, calls=2, barrier=(), other="gemm"):
     """What is recorded of calls that launch kernels with these names and microseconds, out of order."""
     launched = []
     for _ in range(calls):
         launched += [("fill", 9), (SLEEP, 10000), *[(kernel(name), us) for name, us in barrier], (SLEEP, 1)]
         launched += [*[(kernel(name), us) for name, us in call], (other, 50), (SLEEP, 1)]
-    kernels = [testing.Launched(order, 0.0, name, us * 1e-6) for order, (name, us) in enumerate(launched)]
-    return testing.split_into_calls(kernels[::-1], calls, 2)
+    events = [event(number, 0.0, name, us) for number, (name, us) in enumerate(launched)]
+    return testing.split_into_calls(events[::-1], calls, 2)
 
 
 BARRIER = (("notify", 7), ("dispatch", 7))
@@ -272,12 +276,16 @@ def test_a_barrier_is_the_mean_of_its_kernels():
 
 
 def test_kernels_of_a_trace():
-    launch = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 1.0, "dur": 2.0, "args": {"correlation": 5}}
-    run = {"ph": "X", "cat": "kernel", "name": kernel("barrier"), "ts": 9.5, "dur": 6.25, "args": {"correlation": 5}}
-    fill = {**run, "cat": "gpu_memset", "name": "Memset (Device)", "args": {"correlation": 4}}
-    name = {"ph": "M", "name": "process_name", "args": {"name": "python"}}
-    assert testing.launched_kernels([launch, run, fill, name]) == [
-        (5, 9.5, kernel("barrier"), 6.25e-6), (4, 9.5, "Memset (Device)", 6.25e-6)]  # fmt: skip
+    """Work counts where it was launched, a graph's in the order of its start; what the host does does not count."""
+    events = [
+        event(1, 1.0, "cudaLaunchKernel", 2.0, "cuda_runtime"), event(3, 1.0, SLEEP, 1), event(1, 2.0, SLEEP, 1),
+        event(2, 9.5, kernel("barrier"), 6.25), event(2, 9.0, "Memset (Device)", 1.5, "gpu_memset"),
+        {"ph": "M", "name": "process_name", "args": {"name": "python"}},
+    ]  # fmt: skip
+    (call,) = testing.split_into_calls(events, 1, 1)
+    assert call == [("Memset (Device)", 1.5e-6), (kernel("barrier"), 6.25e-6)]
+    with pytest.raises(AssertionError, match="recorded 2 sleeps for 2 calls, expected 4"):
+        testing.split_into_calls(events, 2, 1)
 
 
 def test_profiling_is_left_to_other_tools(monkeypatch):

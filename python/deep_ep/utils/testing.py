@@ -9,13 +9,16 @@ import time
 import warnings
 from contextlib import ExitStack
 from tempfile import TemporaryDirectory
-from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.distributed as dist
 
 from .. import _native
 from ..errors import WrongUse
+
+#: Name of a kernel, a copy or a fill, and its seconds.
+Launched = Tuple[str, float]
 
 _L2_BYTES = 256 << 20
 # Nothing is shorter for the profiler.
@@ -68,15 +71,6 @@ def bench(
     return sum(times) / len(times), min(times), max(times)
 
 
-class Launched(NamedTuple):
-    """A kernel of a profile."""
-
-    order: int  #: in which the host launched them, a graph's all at once
-    start: float
-    name: str
-    seconds: float
-
-
 def bench_kineto(
     fn: Callable[[], Any],
     kernel_names: Union[str, Sequence[str]],
@@ -105,15 +99,19 @@ def bench_kineto(
         suppress_kineto_output: accepted; nothing is printed in any case.
     """
     names = [kernel_names] if isinstance(kernel_names, str) else list(kernel_names)
-
-    def answer(values: List[Any]) -> Any:
-        return values[0] if isinstance(kernel_names, str) else values
-
     if _native.environment_text("EP_USE_NVIDIA_TOOLS") == "1":
-        return 1 if isinstance(kernel_names, str) else (1,) * len(names)
-    fn()
-    if not torch.cuda.is_available():
-        return answer([float("nan")] * len(names))
+        seconds: Any = (1,) * len(names)
+    else:
+        fn()
+        seconds = [float("nan")] * len(names)
+        if torch.cuda.is_available():
+            calls = _profiled(fn, num_tests, trace_path, flush_l2, barrier_comm_profiling, barrier)
+            seconds = [seconds_of(name, calls, num_kernels_per_period) for name in names]
+    return seconds[0] if isinstance(kernel_names, str) else seconds
+
+
+def _profiled(fn, num_tests, trace_path, flush_l2, barrier_comm_profiling, barrier):
+    """What each call launched."""
     from torch.profiler import ProfilerActivity, profile, schedule
 
     align_ranks = barrier_comm_profiling and _native.environment_text("EP_DISABLE_BARRIER_PROFILING") != "1"
@@ -145,25 +143,17 @@ def bench_kineto(
         path = trace_path or os.path.join(folder, "trace.json")
         recorded.export_chrome_trace(path)
         with open(path, encoding="utf-8") as trace:
-            kernels = launched_kernels(json.load(trace)["traceEvents"])
-    calls = split_into_calls(kernels, num_tests, 2 if align_ranks else 1)
-    return answer([seconds_of(name, calls, num_kernels_per_period) for name in names])
+            return split_into_calls(json.load(trace)["traceEvents"], num_tests, 2 if align_ranks else 1)
 
 
-def launched_kernels(events: Sequence[Any]) -> List[Launched]:
-    """Kernels, copies and fills of a trace of PyTorch's profiler; the host's launches are numbered by correlation."""
-    return [
-        Launched(event["args"]["correlation"], float(event["ts"]), event["name"], float(event["dur"]) / 1e6)
-        for event in events
-        if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")
-    ]
-
-
-def split_into_calls(kernels: Sequence[Launched], num_calls: int, marks_before: int) -> List[List[Launched]]:
-    """What each call launched: ``marks_before`` sleeps come before it, of which the last one is next to it, and one comes
-    behind it. In the order of the launches, because streams of a call need not wait for the one with the sleeps."""
-    ordered = sorted(kernels)
-    marks = [number for number, kernel in enumerate(ordered) if _MARK in kernel.name]
+def split_into_calls(events: Sequence[Any], num_calls: int, marks_before: int) -> List[List[Launched]]:
+    """Kernels, copies and fills of each call, of a trace of PyTorch's profiler: ``marks_before`` sleeps come before a call, of
+    which the last one is next to it, and one comes behind it. In the order of the host's launches, which it numbers by
+    correlation (a graph's all at once), because streams of a call need not wait for the one with the sleeps."""
+    work = [event for event in events if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    work.sort(key=lambda event: (event["args"]["correlation"], float(event["ts"])))
+    ordered = [(event["name"], float(event["dur"]) / 1e6) for event in work]
+    marks = [number for number, (name, _) in enumerate(ordered) if _MARK in name]
     a_call = marks_before + 1
     if len(marks) != num_calls * a_call:
         raise WrongUse(
@@ -176,13 +166,13 @@ def split_into_calls(kernels: Sequence[Launched], num_calls: int, marks_before: 
 
 def seconds_of(name: str, calls: Sequence[Sequence[Launched]], num_kernels_per_period: int = 1) -> Any:
     """What ``bench_kineto`` says of one name."""
-    found = [kernel for call in calls for kernel in call if name in kernel.name]
-    signatures = sorted({kernel.name for kernel in found})
+    found = [kernel for call in calls for kernel in call if name in kernel[0]]
     if not found and name in _ARRIVALS + _EPILOGUES:
         return max(sum(_part_of_upstream(name in _EPILOGUES, call) for call in calls) / len(calls), _LEAST_SECONDS)
+    signatures = sorted({kernel for kernel, _ in found})
     if len(signatures) > 1:
         raise WrongUse(f"'{name}' is in the names of {len(signatures)} kernels, allowed: of at most one: {signatures}")
-    times = [kernel.seconds for kernel in found]
+    times = [seconds for _, seconds in found]
     parts = [times[part::num_kernels_per_period] for part in range(num_kernels_per_period)]
     means = [sum(part) / len(part) if part else float("nan") for part in parts]
     return means[0] if num_kernels_per_period == 1 else means
@@ -190,7 +180,7 @@ def seconds_of(name: str, calls: Sequence[Sequence[Launched]], num_kernels_per_p
 
 def _part_of_upstream(epilogue: bool, call: Sequence[Launched]) -> float:
     """Seconds of the library's kernels of a call before the rows' arrival, or behind it."""
-    ours = [(match.group(1), kernel.seconds) for kernel in call for match in [_OURS.search(kernel.name)] if match]
+    ours = [(match.group(1), seconds) for name, seconds in call for match in [_OURS.search(name)] if match]
     arrivals = [number for number, (name, _) in enumerate(ours, 1) if name.startswith(("dispatch", "combine"))]
     arrived = arrivals[-1] if arrivals else len(ours)
     return sum(seconds for _, seconds in (ours[arrived:] if epilogue else ours[:arrived]))

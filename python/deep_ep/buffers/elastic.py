@@ -434,8 +434,6 @@ class ElasticBuffer(NativeOwner, Domains):
         _check_handle(handle)
         order = self._order(num_qps, previous_event, before_epilogue, asynchronous, allocate_on_comm_stream)
         single = bool(handle.do_expand) and not self.allow_multiple_reduction
-        if topk_weights is not None and single:
-            raise InvalidArgument("topk_weights is given, allowed: None for expanded rows without allow_multiple_reduction")
         *results, event = self._native.combine_elastic(
             deferred, x, handle.recv_src_metadata, handle.psum_num_recv_tokens_per_scaleup_rank, handle.topk_idx,
             handle.dst_buffer_slot_idx, handle.num_experts, handle.num_max_tokens_per_rank, bool(handle.do_expand), single,

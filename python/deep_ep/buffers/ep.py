@@ -8,7 +8,7 @@ from typing import Any, Callable, List, Optional, Sequence, Union
 import torch
 
 from .. import comm
-from ..arguments import RowsLike, biases, integer, type_name
+from ..arguments import RowsLike, biases, integer
 from ..errors import InvalidArgument, WrongUse
 from ..exchanges import device_of
 from ..peers import event_in
@@ -202,10 +202,8 @@ class EPBuffer(ElasticBuffer, BufferBase):
             An event behind the call on the communication stream: all ranks' slots are written, and no weights are read any
             more. No slot is written before its rank reaches the call on the device.
         """
-        slots = _experts("redundant_expert_weights", redundant_expert_weights)
-        own = _experts("expert_weights", expert_weights)
-        call = self._native.prefetch_weights
-        return self._load_balance(call, slots, own, redundancy_mapping, num_sms, previous_event)
+        slots, own = _experts(redundant_expert_weights), _experts(expert_weights)
+        return self._load_balance(self._native.prefetch_weights, slots, own, redundancy_mapping, num_sms, previous_event)
 
     def lb_reduce_grads(
         self,
@@ -268,22 +266,12 @@ def _cut(given: Any, rows: int, column_major: bool) -> Any:
     return values, torch.empty_strided(scales.shape, strides, dtype=scales.dtype, device=scales.device).copy_(scales)
 
 
-def _experts(name: str, tensors: Tensors) -> List[torch.Tensor]:
-    """The bytes of each tensor, a row for each expert or slot."""
-    given = [tensors] if isinstance(tensors, torch.Tensor) else tensors
-    if not isinstance(given, (tuple, list)):
-        raise TypeError(f"{name} is of type {type_name(given)}, expected a torch.Tensor or a list of such")
-    rows = []
-    for number, each in enumerate(given):
-        if not isinstance(each, torch.Tensor):
-            raise TypeError(f"{name}[{number}] is of type {type_name(each)}, expected a torch.Tensor")
-        if each.dim() < 1 or each.numel() == 0 or not each.is_contiguous():
-            raise InvalidArgument(
-                f"{name}[{number}] is {each.dtype} of shape {tuple(each.shape)} and strides {tuple(each.stride())}, allowed: a row "
-                "for each expert or slot, contiguous"
-            )
-        rows.append(each.detach().reshape(each.size(0), -1).view(torch.uint8))
-    return rows
+def _experts(tensors: Tensors) -> List[Any]:
+    """The bytes of each tensor, a row for each expert or slot. The library refuses what is no tensor."""
+    given = tensors if isinstance(tensors, (tuple, list)) else [tensors]
+    return [
+        each.detach().unsqueeze(-1).flatten(1).view(torch.uint8) if isinstance(each, torch.Tensor) else each for each in given
+    ]
 
 
 def _even(num_sms: int) -> int:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, NoReturn, Optional
+from typing import Any, Optional
 
 import torch
 
-from .errors import InvalidArgument
+from .errors import InvalidArgument, left_out
 from .utils.envs import get_logical_domain_size as get_logical_domain_size, get_physical_domain_size as get_physical_domain_size
 
 
@@ -40,19 +40,8 @@ def _comm_stream_of(device: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device=device, priority=-1)
 
 
-class NCCLCommHandle:
-    """A communicator of NCCL upstream. This library has none."""
-
-    def __init__(self, nccl_comm: Any, managed: bool) -> None:
-        self.nccl_comm, self.managed = nccl_comm, managed
-
-    def get(self) -> Any:
-        return self.nccl_comm
-
-
-def get_nccl_comm_handle(group: Any, force_new_comm: bool = False) -> NoReturn:
-    """Raises ``NotImplementedError``."""
-    raise NotImplementedError("get_nccl_comm_handle: this library does not use NCCL; ask the process group for its own")
+NCCLCommHandle = left_out("NCCLCommHandle")
+get_nccl_comm_handle = left_out("get_nccl_comm_handle")
 
 
 def destroy_all_managed_nccl_comm() -> None:

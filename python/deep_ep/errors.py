@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, NoReturn
+
 
 class Error(RuntimeError):
     """Base of all others; raised itself when the system refuses something (a CUDA call, a mapping, a socket)."""
@@ -34,3 +36,15 @@ class PeerTimeout(Error, TimeoutError):
 
 class UseAfterDestroy(Error):
     """The buffer was destroyed before this call."""
+
+
+def left_out(name: str) -> Any:
+    """A function that refuses any arguments, in the place of one that this library leaves out."""
+
+    def call(*arguments: Any, **options: Any) -> NoReturn:
+        raise NotImplementedError(
+            f"{name}: this library moves tokens to experts; it has no bucket, Engram, pipeline, all-gather or NCCL calls"
+        )
+
+    call.__name__ = name
+    return call

@@ -16,14 +16,12 @@ from typing import Any, Optional, Tuple
 import torch
 
 from . import _native
-from .arguments import integer
 from .buffers.elastic import ElasticBuffer, EPHandle
 from .errors import InvalidArgument, Unsupported, WrongUse
 from .utils.math import align
 
 __all__ = ["HybridEPBuffer", "HybridEpConfigInstance", "indices_to_map"]
 
-_MOST_ALIGNMENT = 1 << 20  # of rows of an expert
 _SMALLEST_CAPACITY = 512
 
 
@@ -34,10 +32,7 @@ class HybridEpConfigInstance:
     hidden_dim: int = 0
     max_num_of_tokens_per_rank: int = 0
     num_of_experts_per_rank: int = 0
-    num_of_ranks_per_node: int = 1
-    num_of_nodes: int = 1
     token_data_type: torch.dtype = torch.bfloat16
-    pad_multiple: int = 0
     #: Of a call, and private: the buffer that made it, and its handle there, whose places are those of the permuted rows.
     route: Any = field(default=None, repr=False, compare=False)
 
@@ -110,9 +105,7 @@ class HybridEPBuffer:
         self.node_rank: int = 0
         self.num_of_nodes: int = 1
         self.num_of_hybrid_ep_ranks_per_nvlink_domain: int = self.group_size
-        self.use_fp8: bool = False
-        config = HybridEpConfigInstance(num_of_ranks_per_node=self.group_size)
-        self.configurer = SimpleNamespace(buffer_config=config)
+        self.configurer = SimpleNamespace(buffer_config=HybridEpConfigInstance())
         self._buffer: ElasticBuffer = self._grow(hidden_dim, max_num_of_tokens_per_rank, num_local_experts)
 
     @property
@@ -123,13 +116,11 @@ class HybridEPBuffer:
         """The buffer, of at least this size. Handles keep an earlier one."""
         config = self.configurer.buffer_config
         before = config.hidden_dim, config.max_num_of_tokens_per_rank
-        tokens = align(max(integer("max_num_of_tokens_per_rank", tokens, 0), _SMALLEST_CAPACITY), 64)
-        size = max(integer("hidden_dim", hidden, 1), before[0]), max(tokens, before[1])
-        experts = max(integer("num_local_experts", local_experts, 1), config.num_of_experts_per_rank)
+        size = max(hidden, before[0]), max(align(tokens, 64), before[1], _SMALLEST_CAPACITY)
         if size != before:
             self._buffer = ElasticBuffer(self.group, hidden=size[0], num_max_tokens_per_rank=size[1])
         config.hidden_dim, config.max_num_of_tokens_per_rank = size
-        config.num_of_experts_per_rank = experts
+        config.num_of_experts_per_rank = max(local_experts, config.num_of_experts_per_rank)
         return self._buffer
 
     @torch.no_grad()
@@ -176,11 +167,11 @@ class HybridEPBuffer:
         if use_host_meta is not None:
             non_blocking = not use_host_meta
         tokens_per_expert = None
+        budget = None if num_permuted_tokens is None else int(num_permuted_tokens)
         if handle is not None:
-            if num_permuted_tokens is None:
+            if budget is None:
                 raise WrongUse("num_permuted_tokens is None, allowed: a number where a handle is given")
             buffer, sent = self._route_of(handle)
-            budget = int(num_permuted_tokens)
             rows, _, weights, _, _ = buffer.dispatch(hidden, topk_weights=_weights(probs, sent.topk_idx), handle=sent)
             places = sent.recv_src_metadata[:, 2:]
         else:
@@ -195,10 +186,7 @@ class HybridEPBuffer:
                 raise InvalidArgument(
                     f"routing_map is of shape {tuple(routing_map.shape)}, allowed: [{hidden.size(0)}, a multiple of {self.group_size}]"
                 )
-            step = max(1, integer("pad_multiple", pad_multiple or 0, 0))
-            if step > _MOST_ALIGNMENT:
-                raise InvalidArgument(f"pad_multiple is {step}, allowed: at most {_MOST_ALIGNMENT}")
-            budget = None if num_permuted_tokens is None else int(num_permuted_tokens)
+            step = pad_multiple or 1
             if non_blocking and (budget is None or budget < 0 or budget % step):
                 raise WrongUse(f"num_permuted_tokens is {budget}, allowed with non_blocking: a multiple of pad_multiple, {step}")
             tokens, experts = routing_map.shape
@@ -230,9 +218,7 @@ class HybridEPBuffer:
             # From here on it is one of the expanded layout.
             sent.do_expand, sent.recv_src_metadata[:, 2:] = True, places
             # The tuple has None in the places of what is private upstream.
-            config = HybridEpConfigInstance(
-                hidden.size(1), tokens, here.size(1), self.group_size, 1, hidden.dtype, step, (buffer, sent)
-            )
+            config = HybridEpConfigInstance(hidden.size(1), tokens, here.size(1), hidden.dtype, (buffer, sent))
             local_map = here.new_zeros((self.group_size * tokens, here.size(1)))
             local_map[: here.size(0)] = here[: local_map.size(0)]
             handle = None, None, None, received, local_map, None, None, counts.to(torch.int32), tokens, config, overflow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, NoReturn, Optional, Tuple
+from typing import Any, Optional, Tuple
 
 from ..errors import UseAfterDestroy
 
@@ -57,15 +57,3 @@ class BufferBase(ABC):
     @abstractmethod
     def destroy(self) -> None:
         """Collective: frees the memory."""
-
-
-def left_out(name: str) -> Any:
-    """A function that refuses any arguments, in the place of one that this library leaves out."""
-
-    def call(*arguments: Any, **options: Any) -> NoReturn:
-        raise NotImplementedError(
-            f"{name}: this library moves tokens to experts; it has no bucket, Engram, pipeline or all-gather calls"
-        )
-
-    call.__name__ = name
-    return call

@@ -7,10 +7,10 @@ from typing import Any, List, Optional, Union
 import torch
 
 from ..comm import get_physical_domain_size
-from ..errors import InvalidArgument, WrongUse
+from ..errors import InvalidArgument, WrongUse, left_out
 from ..exchanges import device_of
 from .allocator import BufferAllocator, plan_of
-from .base import BufferBase, Context, left_out
+from .base import BufferBase, Context
 
 
 class BucketBuffer(BufferBase):

@@ -11,13 +11,13 @@ import torch
 
 from .. import _native
 from ..arguments import Bias, MaybeTensor, RowsLike, biases, integer, one_or_two, type_name
-from ..errors import InvalidArgument, WrongUse
+from ..errors import InvalidArgument, WrongUse, left_out
 from ..exchanges import rank_and_size
 from ..peers import NativeOwner, event_in
 from ..utils import envs
 from ..utils.event import EventHandle, EventOverlap
 from ..utils.math import align, ceil_div
-from .base import Domains, left_out
+from .base import Domains
 
 AnyEvent = Union[None, EventHandle, EventOverlap]
 

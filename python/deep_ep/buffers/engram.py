@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
-from .base import BufferBase, left_out
+from ..errors import left_out
+from .base import BufferBase
 
 
 class EngramBuffer(BufferBase):

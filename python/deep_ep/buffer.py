@@ -512,19 +512,20 @@ class Buffer(NativeOwner):
             adds all rows in float32, selections ascending, and rounds once (docs/explanation/low-latency.md says when).
             Bitwise reproducible. The event; the hook or ``None``.
         """
-        overlapping = None
+        overlapping: Any = None
         if overlap:
-            signals, rows, expected, sms = None, 0, 1, 32
             if comp_signal is not None and src_signals is not None:
                 raise InvalidArgument("comp_signal and src_signals are both given, allowed: one of them")
-            if comp_signal is not None:
-                signals, rows, expected = comp_signal, integer("block_m", block_m, 1), integer("threshold", threshold, 1)
-                sms = integer("num_sms", num_sms, 1)
-            elif packed_recv_count is not None:
+            if comp_signal is None and packed_recv_count is not None:
                 raise InvalidArgument("packed_recv_count is given, so comp_signal must be: it is None")
+            if comp_signal is not None:
+                each = integer("block_m", block_m, 1), integer("threshold", threshold, 1), integer("num_sms", num_sms, 1)
+                overlapping = comp_signal, *each
             elif src_signals is not None:
-                signals, expected = src_signals.view(torch.int32), integer("src_signal_expect_value", src_signal_expect_value, 1)
-            overlapping = signals, rows, expected, sms
+                value = integer("src_signal_expect_value", src_signal_expect_value, 1)
+                overlapping = src_signals.view(torch.int32), 0, value, 32
+            else:
+                overlapping = None, 0, 1, 32
         if zero_copy:
             if use_logfmt:
                 raise InvalidArgument("zero_copy and use_logfmt are both true, allowed: at most one of them")
@@ -552,10 +553,6 @@ class Buffer(NativeOwner):
         it between dispatch and combine, on the combine's stream. It is E * M * H * 2 bytes of PyTorch's memory, and lives as
         long as the handle's ``src_info``, or until this is called for a tuple with another M, H or E."""
         self._check_alive()
-        if not isinstance(handle, tuple):
-            raise TypeError(f"handle is of type {type_name(handle)}, expected the tuple that low_latency_dispatch returned")
-        if len(handle) != 5:
-            raise ValueError(f"handle has {len(handle)} elements, expected the tuple of 5 that low_latency_dispatch returned")
         src_info, _, tokens, hidden, experts = handle
         shape = experts // self.group_size, self.group_size * tokens, hidden
         if getattr(getattr(src_info, "combine_buffer", None), "shape", None) != shape:

@@ -127,14 +127,9 @@ def _let_go(native: "_native.Buffer", rank: int, kind: str, explicitly_destroy: 
 
 
 def metrics() -> Dict[str, Any]:
-    """Numbers of all buffers of this process, oldest first, for programs that export them. Calls do not wait for it, and
-    another thread than theirs may ask.
-
-    Returns:
-        ``{"version": ..., "buffers": [...]}``; of each buffer ``rank``, ``ranks``, ``nodes``, ``lost_ranks``, ``handlers`` (what
-        tells NICs of work), and by kind of call ``calls`` that have returned and ``bytes`` of the rows of this rank's tokens, as
-        dispatch reads and combine writes them. Calls that a CUDA graph replays are not counted.
-    """
+    """Numbers of all buffers of this process, oldest first, for programs that export them: docs/reference/python.md shows one.
+    Calls do not wait for it, and another thread than theirs may ask. ``calls`` are those that have returned, without those that
+    a CUDA graph replays, and ``bytes`` of the rows of this rank's tokens, as dispatch reads and combine writes them."""
     buffers = []
     for native in [each() for each in _made.valuerefs()]:  # at once: another thread may be making a buffer
         if native is not None:

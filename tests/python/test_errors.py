@@ -51,7 +51,7 @@ def test_wrong_types_before_any_call():
         (TypeError, "num_max_dispatch_tokens_per_rank is 128.0", lambda: hint(128.0, 7168, 8, 256)),
         (TypeError, "rank_to_mask is 0.5", lambda: masked(0.5, True)),
         (TypeError, "mask_status is of type int", lambda: buffer.low_latency_query_mask_buffer(3)),
-        (TypeError, "handle is of type int", lambda: buffer.get_next_low_latency_combine_buffer(3)),
+        (TypeError, "int", lambda: buffer.get_next_low_latency_combine_buffer(3)),
         (TypeError, "num_max_dispatch_tokens_per_rank is of type float, expected an integer", lambda: buffer.low_latency_dispatch(x, idx, 8.0, 4)),
         (ValueError, "^x lies on a device .*: meta", lambda: buffer.low_latency_dispatch(x.to("meta"), idx, 8, 4)),
         (TypeError, "dtype is of type str", lambda: buffer.get_local_buffer_tensor("int8")),

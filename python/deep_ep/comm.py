@@ -24,10 +24,15 @@ def barrier(
     the device before and after. ``use_comm_stream``: what ``wait_comm_stream`` is called in V2."""
     if context_idx not in (None, 0):
         raise InvalidArgument(f"context_idx is {context_idx}, allowed: 0 or None")
-    from .buffers.elastic import ElasticBuffer
-
     both = wait_comm_stream if use_comm_stream is None else use_comm_stream
-    ElasticBuffer.barrier(buffer, bool(both), with_cpu_sync, sequential)
+    synchronize = with_cpu_sync and buffer._device.type == "cuda"
+    if synchronize:
+        torch.cuda.synchronize(buffer._device)
+    event = buffer._native.barrier(bool(both) and buffer._comm_stream is not None)
+    if event is not None:
+        event.current_stream_wait()
+    if synchronize:
+        torch.cuda.synchronize(buffer._device)
 
 
 def get_comm_stream(buffer: Any = None) -> torch.cuda.Stream:

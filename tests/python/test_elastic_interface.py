@@ -68,7 +68,6 @@ SIGNATURES = {
     "destroy": "self",
     "get_physical_domain_size": "self",
     "get_logical_domain_size": "self",
-    "barrier": "self, use_comm_stream=True, with_cpu_sync=False, sequential=True",
     "get_theoretical_num_sms": "self, num_experts, num_topk, num_scaleout_topk=0, rdma_gbs=0, nvlink_gbs=0, "
     "sm_read_gbs=0, sm_write_gbs=0",
     "get_theoretical_num_qps": "self, num_sms",

@@ -20,6 +20,7 @@ def make_buffer(group, **options):
 
 CALL = "num_sms=0, num_qps=0, previous_event=None, async_with_compute_stream=False, allocate_on_comm_stream=False"
 SIGNATURES = {
+    comm.barrier: "buffer, wait_comm_stream=True, with_cpu_sync=False, sequential=True, context_idx=None, use_comm_stream=None",
     EPBuffer.__init__: "self, group, num_bytes=None, num_max_tokens_per_rank=0, hidden=0, num_topk=0, "
     "use_fp8_dispatch=False, lb_allocation_plan_or_num_bytes=0, deterministic=False, allow_hybrid_mode=True, "
     "allow_multiple_reduction=True, prefer_overlap_with_compute=True, sl_idx=None, num_allocated_qps=0, "
@@ -58,7 +59,7 @@ def test_names_of_all_generations():
     assert deep_ep.buffers.ep.EPHandle is deep_ep.buffers.elastic.EPHandle is EPHandle
     kinds = (EPBuffer, deep_ep.BucketBuffer, deep_ep.EngramBuffer, deep_ep.PPBuffer)
     assert all(issubclass(kind, BufferBase) for kind in kinds) and inspect.isabstract(BufferBase)
-    assert EPBuffer.barrier is comm.barrier and callable(comm.get_comm_stream)
+    assert EPBuffer.barrier is deep_ep.ElasticBuffer.barrier is comm.barrier and callable(comm.get_comm_stream)
     alignments = (deep_ep.get_num_allocation_alignment(), deep_ep.get_num_tma_alignment(), deep_ep.get_num_rdma_alignment())
     assert alignments == (2 << 20, 32, 64)
     assert comm.destroy_all_managed_nccl_comm() is None

@@ -9,7 +9,7 @@ from typing import Any, List, Optional, Sequence, Tuple, Union
 
 import torch
 
-from .. import _native
+from .. import _native, comm
 from ..arguments import Bias, MaybeTensor, RowsLike, biases, integer, one_or_two, type_name
 from ..errors import InvalidArgument, WrongUse, left_out
 from ..exchanges import rank_and_size
@@ -273,15 +273,7 @@ class ElasticBuffer(NativeOwner, Domains):
         """An event behind all work that the current stream holds now."""
         return EventHandle()
 
-    def barrier(self, use_comm_stream: bool = True, with_cpu_sync: bool = False, sequential: bool = True) -> None:
-        """Collective: work behind it begins when all ranks have reached it, on the communication stream (which the
-        current one waits for) or on the current one. ``with_cpu_sync``: the host waits for the device before and after.
-        """
-        self._synchronize(with_cpu_sync)
-        event = self._native.barrier(bool(use_comm_stream) and self._comm_stream is not None)
-        if event is not None:
-            event.current_stream_wait()
-        self._synchronize(with_cpu_sync)
+    barrier = comm.barrier
 
     def dispatch(
         self,
@@ -440,10 +432,6 @@ class ElasticBuffer(NativeOwner, Domains):
             topk_weights, *biases(bias), num_sms or handle.num_sms, *order,
         )  # fmt: skip
         return results, self._event(event, x, topk_weights, bias, event and handle._tensors())
-
-    def _synchronize(self, wanted: bool) -> None:
-        if wanted and self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
 
     def _order(
         self, num_qps: int, previous: AnyEvent, before_epilogue: AnyEvent, asynchronous: bool, allocate_on_comm_stream: bool

@@ -76,7 +76,6 @@ class EPBuffer(ElasticBuffer, BufferBase):
             if self.runtime is None:
                 self.context = self._native.lb_storage = None
 
-    barrier = comm.barrier  # type: ignore[assignment]
     _sm_gbs = 180, 45
 
     def dispatch(  # type: ignore[override]

@@ -16,9 +16,8 @@ from .nvlink import check_nvlink_connections as check_nvlink_connections
 
 _seeds = [0, 0]  # of all ranks, of this one
 _local_rank = 0
-# One direction, in GB/s, by the major number of the GPU's compute capability.
+# One direction, in GB/s, by the major number of the GPU's compute capability; of others as of 9.
 _NVLINK_GBS = {8: 300.0, 9: 450.0, 10: 900.0}
-_DEFAULT_NVLINK_GBS = 450.0
 
 
 def init_seed(global_seed: int) -> None:
@@ -106,9 +105,8 @@ def check_torch_deterministic() -> None:
 
 def get_nvlink_gbs(factor: float = 0.9) -> float:
     """GB/s of a GPU's NVLinks in one direction, times what of it can be used."""
-    if not torch.cuda.is_available():
-        return factor * _DEFAULT_NVLINK_GBS
-    return factor * _NVLINK_GBS.get(torch.cuda.get_device_capability()[0], _DEFAULT_NVLINK_GBS)
+    major = torch.cuda.get_device_capability()[0] if torch.cuda.is_available() else 9
+    return factor * _NVLINK_GBS.get(major, _NVLINK_GBS[9])
 
 
 def get_sm_read_gbs() -> float:

@@ -64,9 +64,11 @@ class NativeOwner:
         It does not wait where a call of this buffer has failed here, or on a rank that has made another buffer since.
         It never waits longer than ``DEEP_EP_TIMEOUT_S`` seconds (``TimeoutError``; over a communicator of mpi4py for as long
         as that does). The buffer is gone in any case. Without ``explicitly_destroy`` it raises ``errors.WrongUse``, an
-        ``AssertionError``. A second ``destroy`` of a ``Buffer`` raises ``UseAfterDestroy``; other buffers do nothing then."""
+        ``AssertionError``. A second ``destroy`` does nothing."""
         if not self.explicitly_destroy:
             raise WrongUse("destroy() needs a buffer made with explicitly_destroy=True")
+        if self.runtime is None:
+            return
         self._finalizer.detach()
         self.runtime = None
         context = contextvars.copy_context()

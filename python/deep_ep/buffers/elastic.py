@@ -158,11 +158,9 @@ class ElasticBuffer(NativeOwner, Domains):
             num_max_tokens_per_rank: also what ``dispatch`` uses without its own.
             allow_multiple_reduction: ``combine`` from the expanded layout adds up on the experts' rank first, and rounds
                 there; ``False``: all rows travel, and there is one rounding.
-            num_gpu_timeout_secs: for how long this buffer's calls wait for a rank, whatever DEEP_EP_TIMEOUT_S says; with the
-                default, which is also the variable's, that variable says it.
+            num_gpu_timeout_secs: for how long this buffer's calls wait for a rank. With the default DEEP_EP_TIMEOUT_S says it.
             explicitly_destroy: memory is freed by ``destroy``; without it, when the object goes.
-            deterministic, sl_idx, num_cpu_timeout_secs: accepted; order is always fixed, the traffic class is set by
-                DEEP_EP_RDMA_TRAFFIC_CLASS, and the host's wait ends with the kernels'.
+            deterministic, sl_idx, num_cpu_timeout_secs: accepted without effect; DEEP_EP_RDMA_TRAFFIC_CLASS sets the second.
         """
         self.group: Any = group
         self.rank_idx, self.num_ranks = rank_and_size(group)
@@ -264,10 +262,6 @@ class ElasticBuffer(NativeOwner, Domains):
         wanted = 16 * num_sms + 1 if self.allow_hybrid_mode else min(num_sms, 9)
         return min(wanted, self.num_allocated_qps)
 
-    def destroy(self) -> None:
-        if self.runtime is not None or not self.explicitly_destroy:
-            super().destroy()
-
     @staticmethod
     def capture() -> EventHandle:
         """An event behind all work that the current stream holds now."""
@@ -309,8 +303,7 @@ class ElasticBuffer(NativeOwner, Domains):
             expert_alignment: A; by default the handle's, or 1.
             num_sms: at most that many SMs for the rows' journey; 0: the handle's, or ``get_theoretical_num_sms``.
             previous_event: an ``EventHandle`` or ``EventOverlap``; needs ``allocate_on_comm_stream``.
-            previous_event_before_epilogue: what must be done before results are written. Rows travel straight into them
-                here, so the call waits for it at its start.
+            previous_event_before_epilogue: what must be done before results are written; the call waits for it at its start.
             handle: of an earlier dispatch of as many tokens: rows go where they went then. ``topk_idx`` must not be given.
             do_handle_copy: ``False``: the handle holds ``topk_idx`` itself.
             do_cpu_sync: the host waits and results have exact sizes; by default so without ``handle``. ``False``: results
@@ -436,8 +429,7 @@ class ElasticBuffer(NativeOwner, Domains):
     def _order(
         self, num_qps: int, previous: AnyEvent, before_epilogue: AnyEvent, asynchronous: bool, allocate_on_comm_stream: bool
     ):
-        """What a native call comes behind, and whether it leaves an event. Rows travel straight into the results, so the
-        call waits at its start for whatever outputs must wait for."""
+        """What a native call comes behind, and whether it leaves an event. Rows travel straight into the results."""
         if integer("num_qps", num_qps, 0) > self.num_allocated_qps:
             raise WrongUse(f"num_qps is {num_qps}, allowed: at most {self.num_allocated_qps}")
         event = event_in(previous)

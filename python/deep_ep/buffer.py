@@ -12,7 +12,7 @@ from .config import ALIGNMENT, Config
 from .errors import InvalidArgument, WrongUse
 from .exchanges import bootstrap_of, rank_and_size
 from .meetings import StoreRanks
-from .peers import NativeOwner, event_in
+from .peers import SMALLEST_HEAP, NativeOwner, event_in
 from .utils import EventHandle, EventOverlap
 from .utils.math import align
 
@@ -25,7 +25,6 @@ LowLatencyHandle = Tuple[torch.Tensor, torch.Tensor, int, int, int]
 #: Enqueues the receive part. It is ``None`` without ``return_recv_hook``, as the program knows that asked for it.
 Hook = Callable[[], None]
 
-_SMALLEST_HEAP = 64 << 20
 _LARGEST_SIZE = 1 << 56
 
 
@@ -42,12 +41,11 @@ class Buffer(NativeOwner):
     can be recorded into CUDA graphs. On the CPU calls are complete when they return. Other Python threads run while a call
     waits. All ranks make the same calls in the same order. One thread at a time per buffer.
 
-    Low-latency calls need ``low_latency_mode=True`` and ``num_rdma_bytes``. Further symbols of theirs: L = E / R local experts,
-    M = ``num_max_dispatch_tokens_per_rank``: T is at most M on each rank. They run on the current stream, or with
-    ``async_finish=True`` on the communication stream: keep the event until you have waited for it, as it keeps the call's
-    tensors. With ``return_recv_hook=True`` a call only *sends*; ``hook()`` puts the *receive* part on that same stream, and
-    results, counts and statistics are valid after that. In between no SM is used. Of each kind of call (dispatch, combine)
-    two may wait for their hooks at once.
+    Low-latency calls have further symbols: L = E / R local experts, M = ``num_max_dispatch_tokens_per_rank``, the largest T.
+    They run on the current stream, or with ``async_finish=True`` on the communication stream: keep the event until you have
+    waited for it, as it keeps the call's tensors. With ``return_recv_hook=True`` a call only *sends*; ``hook()`` puts the
+    *receive* part on that same stream, and results, counts and statistics are valid after that. In between no SM is used. Of
+    each kind of call (dispatch, combine) two may wait for their hooks at once.
 
     Returned tensors are ordinary tensors of PyTorch, for the current stream and, where a call is asynchronous, for the
     communication stream. They may outlive the buffer. Tensors of handles belong to the library, but for ``handle[2]``.
@@ -131,7 +129,7 @@ class Buffer(NativeOwner):
         self.explicitly_destroy: bool = explicitly_destroy
         self.enable_shrink: bool = enable_shrink
 
-        memory = max(num_nvl_bytes, _SMALLEST_HEAP)
+        memory = max(num_nvl_bytes, SMALLEST_HEAP)
         self._make(
             memory=memory,
             # Between nodes combine copies rows into the heap.
@@ -162,10 +160,9 @@ class Buffer(NativeOwner):
         """Collective over all ranks that live, and over one new process for each rank to be replaced; the host waits.
 
         Replaces those of ``remote_ranks`` that all ranks have left out with ``disconnect_ranks``, or whose processes have ended,
-        by new processes that make a ``Buffer`` with ``tcp_store_group``, the same sizes and the same time-out meanwhile; the
-        others stay as they are. From here on there are low-latency calls only. All ranks are unmasked; without ``activate`` the new ones stay masked
-        here. Needs ``enable_shrink``, ``set_tcp_store_group`` and ranks of one node. docs/how-to/replace-a-rank.md has all steps,
-        what stays valid, and the errors."""
+        by new processes that make a ``Buffer`` with ``tcp_store_group`` meanwhile. All ranks are unmasked; without ``activate``
+        the new ones stay masked here. Needs ``enable_shrink`` and ``set_tcp_store_group``; docs/how-to/replace-a-rank.md has
+        all steps, what stays valid, and the errors."""
         remote_ranks = self._remote(remote_ranks)
         gone = self._disconnected | set(self._native.metrics()["lost_ranks"])
         replaced = [remote for remote in remote_ranks if remote in gone]
@@ -208,8 +205,7 @@ class Buffer(NativeOwner):
     def get_low_latency_rdma_size_hint(
         num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
     ) -> int:
-        """Bytes of ``num_rdma_bytes`` for all low-latency calls of these or smaller shapes. A multiple of 128; a tenth
-        of what upstream wants, because a token takes one row per rank, not one per expert."""
+        """Bytes of ``num_rdma_bytes`` for all low-latency calls of these or smaller shapes. A multiple of 128."""
         sizes = [integer(name, given, 1) for name, given in locals().items()]
         return align(_native.low_latency_bytes_hint(*sizes), ALIGNMENT)
 
@@ -561,9 +557,8 @@ class Buffer(NativeOwner):
         return src_info.combine_buffer
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
-        """Collective: waits, on the current stream, for all ranks that are not masked. Kept for programs that call it:
-        calls are numbered, so nothing needs cleaning when shapes or modes change, or after an abandoned call. If the
-        program has asked for the memory of low-latency calls (``get_local_buffer_tensor``), that is zeroed first."""
+        """Collective: waits, on the current stream, for all ranks that are not masked. Calls are numbered, so nothing needs
+        cleaning; memory of low-latency calls that the program has asked for (``get_local_buffer_tensor``) is zeroed first."""
         self._native.low_latency_clean()
 
     # Ranks that died. Sends go to ranks that are not masked, and only those are waited for. If a call masks a rank, all ranks

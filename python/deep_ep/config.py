@@ -67,8 +67,7 @@ class Config:
         return min(align(size, ALIGNMENT), _LARGEST)
 
     def get_rdma_buffer_size_hint(self, hidden_bytes: int, num_ranks: int) -> int:
-        """Bytes of ``num_rdma_bytes`` for the normal mode: 0. Rows pass from node to node through a window, which is
-        a quarter of the memory that ``num_nvl_bytes`` asks for, at most 1 GiB."""
-        hidden_bytes = integer("hidden_bytes", hidden_bytes, 1)
-        num_ranks = integer("num_ranks", num_ranks, 1)
+        """Bytes of ``num_rdma_bytes`` for the normal mode: 0, as rows pass from node to node through ``num_nvl_bytes``."""
+        integer("hidden_bytes", hidden_bytes, 1)
+        integer("num_ranks", num_ranks, 1)
         return 0

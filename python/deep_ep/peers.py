@@ -21,6 +21,8 @@ from .results import Results
 from .utils.event import EventHandle, EventOverlap
 from .utils.nvlink import check_nvlink_connections
 
+SMALLEST_HEAP = 64 << 20
+
 # The native buffers of this process in the order in which they were made, by their addresses.
 _made: "weakref.WeakValueDictionary[int, _native.Buffer]" = weakref.WeakValueDictionary()
 

@@ -13,18 +13,17 @@ from .. import _native, comm
 from ..arguments import Bias, MaybeTensor, RowsLike, biases, integer, one_or_two, type_name
 from ..errors import InvalidArgument, WrongUse, left_out
 from ..exchanges import rank_and_size
-from ..peers import NativeOwner, event_in
+from ..peers import SMALLEST_HEAP, NativeOwner, event_in
 from ..utils import envs
 from ..utils.event import EventHandle, EventOverlap
 from ..utils.math import align, ceil_div
+from .allocator import ALIGNMENT
 from .base import Domains
 
 AnyEvent = Union[None, EventHandle, EventOverlap]
 
 __all__ = ["ElasticBuffer", "EPHandle"]
 
-_PAGE = 2 << 20
-_SMALLEST_HEAP = 64 << 20
 _FEWEST_SMS = 4
 _FEWEST_SMS_ALONE = 64
 _HEADROOM = 1.25
@@ -180,7 +179,7 @@ class ElasticBuffer(NativeOwner, Domains):
             )
         num_bytes = integer("num_bytes", num_bytes, 1)
         for name, value in (("num_bytes", num_bytes), ("num_cpu_bytes", num_cpu_bytes)):
-            if value % _PAGE or value > num_bytes:
+            if value % ALIGNMENT or value > num_bytes:
                 raise InvalidArgument(f"{name} is {value}, allowed: multiples of 2 MiB up to num_bytes, which is {num_bytes}")
 
         self.num_bytes: int = num_bytes
@@ -195,14 +194,14 @@ class ElasticBuffer(NativeOwner, Domains):
         self.num_allocated_qps: int = integer("num_allocated_qps", num_allocated_qps, 0) or default_qps
         timeout = integer("num_gpu_timeout_secs", num_gpu_timeout_secs, 1)
         integer("num_cpu_timeout_secs", num_cpu_timeout_secs, 1)
-        memory = max(num_bytes - num_cpu_bytes, _SMALLEST_HEAP)
+        memory = max(num_bytes - num_cpu_bytes, SMALLEST_HEAP)
         self._make(
             stream=self._shared_stream,
             timeout_s=None if timeout == _DEFAULT_TIMEOUT_S else float(timeout),
             # Inside a node rows travel through the window alone, and results are the framework's. Between nodes combine
             # copies rows into the heap. The library takes a quarter of it for the window, so memory for replicas counts
             # four thirds.
-            memory=memory // 2 + _PAGE + self.num_lb_bytes,
+            memory=memory // 2 + ALIGNMENT + self.num_lb_bytes,
             window_bytes=memory // 2,
             memory_between_nodes=2 * memory + ceil_div(4 * self.num_lb_bytes, 3),
         )
@@ -237,7 +236,7 @@ class ElasticBuffer(NativeOwner, Domains):
         # One call has the window at a time, which is half of the memory. The hint below adds a third.
         tokens = ceil_div(3 * max(most, ceil_div(back, ranks)), 2)
         size = _native.heap_bytes_hint(ranks, tokens, 2 * hidden, topk, 4 * ceil_div(hidden, 32) + 4 * topk)
-        return align(size, _PAGE)
+        return align(size, ALIGNMENT)
 
     def get_theoretical_num_sms(
         self,

@@ -50,19 +50,21 @@ struct FaultRecord {
   FaultKind kind;
   Wanted wanted;
   std::int32_t peer;       ///< the rank waited for, or the one that disagrees
-  std::int32_t field;      ///< mismatch: which word of the CallShape, or of `agreed`; timeout: how many time-outs it
-                           ///< waited, 0 is one; rdma_failed: an RdmaFailure
-  std::uint64_t expected;  ///< timeout: signal value; mismatch: ours; overflow: rows that came; rdma_failed: index of
-                           ///< the work-queue entry, if `seen` is not 0
-  std::uint64_t seen;  ///< timeout: signal value (0 in low-latency calls); mismatch: theirs; overflow: rows that there
-                       ///< is room for; rdma_failed: entries posted so far
+  std::int32_t field;      ///< mismatch: which word of the CallShape, or of `agreed`, in combine of low latency as it
+                           ///< calls refuse(); timeout: how many time-outs it waited, 0 is one, or which signal of x;
+                           ///< overflow in low latency: the local expert; rdma_failed: an RdmaFailure
+  std::uint64_t expected;  ///< timeout: signal value, for a signal of x the expert above it; mismatch: ours; overflow:
+                           ///< rows that came, in low latency one more than there is room for; rdma_failed: index
+                           ///< of the work-queue entry, if `seen` is not 0
+  std::uint64_t seen;      ///< timeout: signal value (0 in low-latency calls but of a signal of x); mismatch: theirs;
+                       ///< overflow: rows that there is room for; rdma_failed: entries posted so far
 };
 
 /// Why a rank is left out: parts of its mask, which add up. Several threads may each add the verdict.
 constexpr std::uint64_t kMaskedByProgram = 1;
 constexpr std::uint64_t kMaskedByVerdict = 2;
 
-/// The part of it that threads of a rank share, in device memory: loads of host memory take a GPU long.
+/// What threads of a rank share of the control plane, in device memory: loads of host memory take a GPU long.
 struct ControlState {
   ControlWords* words;
   std::int32_t rank, num_ranks;

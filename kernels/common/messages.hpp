@@ -1,4 +1,4 @@
-// What ranks of normal mode tell each other before rows move.
+// Messages and words by which ranks tell each other how far calls have come and how their rows lie.
 #pragma once
 
 #include <cstdint>

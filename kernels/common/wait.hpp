@@ -1,7 +1,8 @@
 // Waiting: every wait for somebody else has a deadline, and one that expires says who waited for whom, and for what.
 //
-// A signal is a 64-bit word in the memory of the rank that waits. One producer stores to it or adds to it with release
-// order at system scope, and its value only grows. Waiting acquires: what the producer wrote before is visible after.
+// A signal is a 64-bit word in the memory of the rank that waits, and its value only grows. One rank raises it, by one
+// thread or by several that each add a part, with release order at system scope, or at GPU scope where that rank itself
+// waits. Waiting acquires: what these threads wrote before is visible after.
 #pragma once
 
 #include <cstdint>

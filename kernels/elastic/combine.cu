@@ -45,8 +45,8 @@ DEEP_EP_DEVICE void combine_elastic_body(const ElasticCombineParams& params, std
   }
   call.end<Scope::gpu>([&] {
     if (thread_index() != 0) return;
-    store_relaxed<Scope::gpu>(&common.state->next_piece, std::uint32_t{0});
-    store_relaxed<Scope::gpu>(&common.state->elastic_next_row, std::uint32_t{0});
+    store_relaxed<Scope::gpu>(&common.state->pieces_drawn, std::uint32_t{0});
+    store_relaxed<Scope::gpu>(&common.state->elastic_rows_drawn, std::uint32_t{0});
   });
 }
 

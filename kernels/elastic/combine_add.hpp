@@ -111,7 +111,7 @@ struct ElasticAdder {
   DEEP_EP_DEVICE void add_all() const {
     const Divisor& parts = params.parts_per_token;
     const auto end = static_cast<std::uint32_t>(params.window.tokens_of(params.num_tokens) * parts);
-    std::uint32_t* const drawn = &params.common.state->next_piece;
+    std::uint32_t* const drawn = &params.common.state->pieces_drawn;
     // Blocks that only add have the first parts, then those warps of the others that do not push.
     const int pushing = params.pushing_blocks, others = grid_blocks() - pushing, first = others * block_warps();
     const int warps = first + pushing * params.adding_warps;

@@ -85,7 +85,7 @@ struct ElasticPusher {
     // Few rows are shared out beforehand, each to a team: they occupy all pushing warps, and none takes a second row.
     while (2 * members <= warps && warps / (2 * members) * params.pushing_blocks >= end) members *= 2;
     // Neighbours in order are in different blocks.
-    turns = Turns::of_warp(&params.common.state->elastic_next_row, static_cast<std::uint32_t>(end),
+    turns = Turns::of_warp(&params.common.state->elastic_rows_drawn, static_cast<std::uint32_t>(end),
                            params.pushing_blocks * warps, team() * params.pushing_blocks + block_index());
     if (number() < 0) turns.turn = turns.end;
     if (members > 1) turns.following = turns.end;

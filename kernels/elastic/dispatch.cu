@@ -1,5 +1,5 @@
 // Dispatch of the second interface: every token's row goes once to each other rank that has one of its experts, to the
-// token's own place in that rank's window. Nobody needs to know how many rows come before they are sent.
+// token's own place in that rank's window. A sender needs no counts.
 //
 // (1) Ranks meet: their windows are free, and all mean the same call. (2) A fresh dispatch tells all ranks this rank's
 // selections. (3) Rows travel; meanwhile further blocks number the selections of all ranks (dispatch_number.hpp), and
@@ -122,9 +122,10 @@ DEEP_EP_DEVICE void end_dispatch(const ElasticDispatchParams& params, const Call
   });
   block::sync();
   if (thread_index() != 0 || !call.begun) return;
-  store_relaxed<Scope::gpu>(&common.state->next_piece, std::uint32_t{0});  // this rank's own rows are there, too
-  // Released, so that a block that begins late finds the fault, by which the call may have ended, behind the count.
-  store_release<Scope::gpu>(&call.counter.calls, call.epoch);
+  store_relaxed<Scope::gpu>(&common.state->pieces_drawn, std::uint32_t{0});  // this rank's own rows are there, too
+  // A block that begins late may read this count, and not yet the fault that has ended the call. It then takes part in
+  // the next call until its first wait finds the fault.
+  call.counter.count(call.epoch);
 }
 
 DEEP_EP_DEVICE void dispatch_elastic_body(const ElasticDispatchParams& params, std::byte* memory) {
@@ -136,6 +137,7 @@ DEEP_EP_DEVICE void dispatch_elastic_body(const ElasticDispatchParams& params, s
   sender.prepare();
   const Call call{common.state->dispatch, epoch, block::all(may_begin)};
 
+  // A block that numbers sends nothing: what it shares begins at `memory`, like the pipelines of a block that sends.
   const bool numbers = params.fresh && block_index() >= grid_blocks() - params.numbers.blocks;
   const ToldTokens told{params, epoch, {Carver(memory), params.numbers, ToldTokens::kOfAllRanks}};
   const bool good = call.begun && meet(params, epoch, numbers ? told.shared.source_ends : nullptr);

@@ -71,7 +71,7 @@ struct ElasticSender {
     if (!sends() || warp_index() >= params.sending_warps) return;
     if (lane_index() == 0) pipe.init();
     const auto tokens = static_cast<std::uint32_t>(params.window.tokens_of(params.num_tokens));
-    turns = Turns::of_warp(&params.common.state->next_piece, tokens, params.sending_blocks * params.sending_warps,
+    turns = Turns::of_warp(&params.common.state->pieces_drawn, tokens, params.sending_blocks * params.sending_warps,
                            warp_index() * params.sending_blocks + block_index() - params.first_sender);
     ahead = unit_of(turns.turn);
     if (ahead.row != nullptr) pipe.begin(ahead.row, params.rows.row_bytes);

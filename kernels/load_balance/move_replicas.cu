@@ -83,7 +83,7 @@ struct ReplicatedPieces {
 
   /// Moves pieces until none is left.
   DEEP_EP_DEVICE void move_all() {
-    std::uint32_t* const next = &params.common.state->next_piece;
+    std::uint32_t* const next = &params.common.state->pieces_drawn;
     std::uint32_t turn = take_next(next);
     while (seek(turn)) {
       const std::uint32_t ticket = lane_index() == 0 ? count_up(next) : 0;  // not needed before this piece is done
@@ -121,7 +121,7 @@ DEEP_EP_DEVICE void move_replicas_body(const LoadBalanceParams& params, std::byt
       wait_signal(common.wait, common.signal_from(peer, IntranodeSignal::load_balance_done),
                   {params.first_rank + peer, Wanted::load_balance_done, call.epoch});
     });
-    if (thread_index() == 0) store_relaxed<Scope::gpu>(&common.state->next_piece, std::uint32_t{0});
+    if (thread_index() == 0) store_relaxed<Scope::gpu>(&common.state->pieces_drawn, std::uint32_t{0});
   });
 }
 

@@ -234,7 +234,7 @@ struct LowLatencyDispatchParams : LowLatencyCallParams {
   // What is received: R = num_ranks, M = max_tokens, L = num_local_experts.
   DEEP_EP_HOST_DEVICE LowLatencyScales scale_layout() const { return {format, hidden, expert_rows}; }
   std::byte* recv_x;           ///< [L, R * M] rows
-  std::byte* recv_scales;      ///< [L, hidden / 128 (UE8M0: / 512), R * M] words; nullptr: bf16
+  std::byte* recv_scales;      ///< as scale_layout() places them; nullptr: bf16
   std::int32_t* recv_count;    ///< [L]
   std::int32_t* src_info;      ///< [L, R * M]
   std::int64_t* layout_range;  ///< [L, R]

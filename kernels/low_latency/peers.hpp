@@ -180,7 +180,8 @@ struct RankCall {
   /// By a whole warp: its part of that row is there, or of no use to the peer. Releases it to the poster.
   DEEP_EP_DEVICE void hand_over(int to, int index, int warp = 0) const {
     warp::sync();
-    if (lane_index() == 0) store_release<Scope::system>(staged_flag(to, index, warp), epoch);
+    // The poster, a warp of this GPU, releases the row to the NIC.
+    if (lane_index() == 0) store_release<Scope::gpu>(staged_flag(to, index, warp), epoch);
   }
   /// Have the first `warps` warps handed over their parts? Acquires them.
   DEEP_EP_DEVICE bool is_staged(int to, int index, int warps) const {

@@ -8,7 +8,7 @@
 //
 // Everything in it but told() has one writer, its source (by rails another rank in its stead), and one reader, the rank
 // whose heap it is. Signals hold 64-bit epochs; all are zero when the buffer is made and never reset. Those that a far
-// rank adds to come first: programs may fill with zeros what is behind them.
+// rank adds to come first. Programs may fill what is behind them with zeros: see of_calls().
 #pragma once
 
 #include <algorithm>

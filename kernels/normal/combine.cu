@@ -103,7 +103,7 @@ struct Combine : Transfer {
   DEEP_EP_DEVICE FoundRow find(int index, int node, std::int32_t n) const {
     if (is_pushed(index, node, n)) return in_slot(ring<kRails>(index, node).slot(n));
     if (!is_held(index, node, n)) return {};
-    const NodeRows& rank = shared.ranks[index];
+    const RankRows& rank = shared.ranks[index];
     const std::int64_t row = row_of(index, node, n);
     return {rank.x + row * params.row_bytes, rank.topk_weights + row * params.num_topk};
   }
@@ -257,7 +257,7 @@ struct Combine : Transfer {
     const auto token_of = [&](std::uint32_t part) { return static_cast<int>(part) / parts; };
     const auto place_of = [&](std::uint32_t part) { return part < end ? look_up(token_of(part), lane_index()) : -1; };
     std::uint64_t known = 0;
-    std::uint32_t* const drawn_parts = &transfer.common.state->next_piece;
+    std::uint32_t* const drawn_parts = &transfer.common.state->pieces_drawn;
     const int warps = grid_blocks() * transfer.first_warps;
     Turns turns = helps ? Turns::of_late_warp(drawn_parts, end, warps)
                         : Turns::of_warp(drawn_parts, end, warps, number_in_grid(warp_index()));

@@ -308,7 +308,7 @@ struct Dispatch : Transfer {
   DEEP_EP_DEVICE bool first(bool helps) {
     if (helps) return true;
     OwnRow row = first_row;
-    Turns turns = Turns::of_warp(&transfer.common.state->next_piece, static_cast<std::uint32_t>(transfer.num_tokens),
+    Turns turns = Turns::of_warp(&transfer.common.state->pieces_drawn, static_cast<std::uint32_t>(transfer.num_tokens),
                                  grid_blocks() * transfer.first_warps, number_in_grid(warp_index()));
     OwnRow stored = token_row(transfer.num_tokens);  // whose last piece may not be complete yet
     while (is_row(row)) {

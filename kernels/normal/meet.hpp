@@ -23,7 +23,8 @@ struct Meeting {
     return common.control.mailbox(common.own_heap(), kind, epoch, rank);
   }
 
-  /// By one thread: tells `rank` what this rank has to say.
+  /// By one thread: tells `rank` what this rank has to say. It releases nothing: what the other rank reads has been
+  /// written by kernels that have ended, whose writes all see.
   template <class Message>
   DEEP_EP_DEVICE void tell(int rank, const Message& message) const {
     constexpr int kCells = sizeof(Message) / sizeof(std::uint64_t);

@@ -1,4 +1,5 @@
-// Arguments of all kernels whose ranks meet in a node: normal mode, the second interface, replicas of experts, barriers.
+// Arguments of all kernels whose ranks meet in a node: normal mode, the second interface, replicas of experts,
+// barriers.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +15,10 @@ struct KernelState {
   CallCounter notify, dispatch, combine, barrier, load_balance;
   CallCounter transfer;              ///< between nodes: dispatches and combines, which share the rings
   std::uint64_t selections_counted;  ///< see NumberingParams
-  // The next token, part of one, or piece of an expert that a warp may take; zero between calls. SMs differ in speed:
-  // if these were shared out beforehand, the call would be as slow as the slowest.
-  std::uint32_t next_piece;
-  std::uint32_t elastic_next_row;          ///< to be pushed
+  // Tokens, parts of one, or pieces of an expert that warps have drawn (see Turns); zero between calls. SMs differ in
+  // speed: if all were shared out beforehand, the call would be as slow as the slowest.
+  std::uint32_t pieces_drawn;
+  std::uint32_t elastic_rows_drawn;        ///< to be pushed
   std::uint32_t local_tickets[kMaxRanks];  ///< rows of a dispatch for each local ring
 };
 

@@ -149,13 +149,13 @@ struct TransferShared {
 };
 
 /// The memory for rows at one rank of this node.
-struct NodeTarget {
+struct RankTarget {
   RowTargets rows;         ///< its memory, as mapped here
   std::int32_t capacity;   ///< rows it has room for
   std::int32_t reachable;  ///< the same; 0 where they come by its local rings, and `rows` means nothing
 };
 
-struct DispatchShared : TransferShared<NodeTarget> {
+struct DispatchShared : TransferShared<RankTarget> {
   WarpStages pipes{carver, params.moving_warps(), params.pipe};  ///< of the moving warps
 };
 
@@ -187,14 +187,14 @@ struct DispatchParams : SentRows {
   std::int64_t output_rows;  ///< rows there is room for
 };
 
-struct NodeRows {
+struct RankRows {
   const std::byte* x;  ///< its rows, as mapped here
   const float* topk_weights;
   std::int32_t num_rows;  ///< that it holds; fewer than it was sent, if num_worst_tokens was too small
   bool pushed;            ///< into our local rings; x and topk_weights mean nothing
 };
 
-using NormalCombineShared = TransferShared<NodeRows>;
+using NormalCombineShared = TransferShared<RankRows>;
 
 struct CombineParams {
   TransferParams transfer;

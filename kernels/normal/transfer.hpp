@@ -342,8 +342,10 @@ class RailPoster : Transfer {
     return is_alone() ? at : pairs_.under_way[at % RailPairs::kMostUnderWay];
   }
   DEEP_EP_DEVICE ChunkState& state_of(int chunk) const { return transfer.chunk_state(number_, chunk); }
-  /// The next chunk is staged. Its place must be free: until then the counter is that of the chunk before. A lane alone
-  /// frees all places itself, and has no more under way than the ring holds.
+  /// The next chunk is staged. What the lane that had the place before has stored of it, it stored before it raised
+  /// `sent`, which this acquires: one lane at a time uses the place's words. The place must be free: until then the
+  /// counter is that of the chunk before. A lane alone frees all places itself, and has no more under way than the ring
+  /// holds.
   DEEP_EP_DEVICE bool is_staged() const {
     return chunk_ < chunks_out_ && (is_alone() || stageable(number_, chunk_).is_reached()) &&
            load_acquire<Scope::gpu>(&state_of(chunk_).staged) == rings().rows_in(chunk_, rows_out_);
@@ -528,7 +530,7 @@ DEEP_EP_DEVICE void transfer_rows(Work& work, const Call& call, const Meeting& m
       store_release<Scope::system>(common.signal_to(grid.first_of_node() + index, Work::kSignal), ended);
     });
     // Behind the signals, which would wait for these stores.
-    if (thread_index() == 0) store_relaxed<Scope::gpu>(&common.state->next_piece, std::uint32_t{0});
+    if (thread_index() == 0) store_relaxed<Scope::gpu>(&common.state->pieces_drawn, std::uint32_t{0});
     block::each(grid.num_ranks,
                 [&](int ring) { store_relaxed<Scope::gpu>(common.state->local_tickets + ring, std::uint32_t{0}); });
     if constexpr (kRails) {

@@ -1,5 +1,5 @@
-// A cell: eight bytes of payload and the epoch they belong to, stored and loaded as one. Whoever sees the epoch has the
-// payload, so small messages between ranks need no fence and no second word: one store, one trip over the wire.
+// A cell: eight bytes of payload and the epoch they belong to, stored and loaded as one. A thread that sees the epoch
+// has the payload, so small messages between ranks need no fence and no second word: one store, one trip over the wire.
 //
 // A cell has one writer. It may be written again only when the reader is known to be done with the epoch before.
 #pragma once

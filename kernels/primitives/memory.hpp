@@ -10,7 +10,7 @@
 
 namespace deep_ep::device {
 
-/// Who may be on the other side: a thread of this block (words in shared or global memory), of this GPU, or of any
+/// The other side: a thread of this block (words in shared or global memory), of this GPU, or of any
 /// processor that maps the memory (the last two: global memory only).
 enum class Scope { block, gpu, system };
 

@@ -19,7 +19,7 @@ struct TokenWindow {
   Divisor max_tokens;        ///< of a rank
   std::int32_t first_token;  ///< of the pass, at every rank
   std::int32_t tokens;       ///< of a pass
-  int parts;                 ///< rows of a token number that there is room for
+  int parts;                 ///< rows that each slot has room for, a part of the window each
 
   DEEP_EP_DEVICE std::int32_t slot_of(std::int32_t token) const { return token - first_token; }
   DEEP_EP_DEVICE bool holds(std::int32_t token) const { return token >= first_token && slot_of(token) < tokens; }

@@ -11,8 +11,8 @@
 //             (one trip)
 //   owner     lines, as they are polled -> result
 //   by rails  lines, as the owner's rail in this node polls and adds them -> its NIC -> owner (peers.hpp)
-// There is no barrier of the grid, and ranks wait for each other only here. unreduced.hpp says how it is where rows
-// travel as the experts left them.
+// There is no barrier of the grid, and ranks wait for each other only there; with masking the last block also waits
+// until all ranks have begun. unreduced.hpp says how it is where rows travel as the experts left them.
 #include <type_traits>
 
 #include "kernels/kernel_list.hpp"
@@ -70,6 +70,7 @@ struct CombinePusher : RowPusher {
   DEEP_EP_DEVICE bool await_choice(const Call& call, const CombineRow& row, std::uint32_t& rows, float& weight) const {
     const int selection = row.token * params.num_topk + lane_index();
     const bool counts = params.wait_cost != nullptr && warp == 0 && lane_index() == 0;
+    // The sum of this and the one below is the time. In between the word says nothing.
     if (counts) add_relaxed<Scope::gpu>(params.wait_cost + row.source, -clock_cycles());
     const auto chosen = [&](const Poll&) {
       Selection now{.known = lane_index() >= params.num_topk};
@@ -164,6 +165,8 @@ struct CombinePusher : RowPusher {
   DEEP_EP_DEVICE std::byte* destination(const Call& call, const CombineRow& row) const {
     const LowLatencyParams& common = params.common;
     const int owner = row.source;
+    // A near owner that has announced this call has ended its receive part of the call before the last, as at most two
+    // calls wait for their hooks: so the place is free without a look at what it has acknowledged.
     if (!call.is_far(owner)) return call.row(common.rank, row.token).in(common.heaps[owner]);
     if (!call.uses_rails()) return call.staged_row(owner, row.index).in(common.local);
     return call.row_of_member(owner, common.rank, row.token).in(common.heaps[call.rail(call.own_node(), owner)]);

@@ -96,12 +96,14 @@ struct CombineCall : RankCall<LowLatencyKind::combine, kRdma> {
     return rank >= 0 && this->in_own_node(rank) ? rank : -1;
   }
 
-  /// By one warp: tells all ranks what this one means by the call, in place of its first selection. There is room.
+  /// By one warp: tells all ranks what this one means by the call, in place of its first selection. All have
+  /// acknowledged the call before the last (await_room()), so their cells are free.
   DEEP_EP_DEVICE void announce_meaning() const {
     const Place<Cell> told = common.window.selections.at(epoch, common.rank);
     warp::each(common.num_ranks, [&](int peer) { announce({}, told.in(common.heaps[peer])); });
   }
-  /// By one warp: waits until all ranks have, acquiring what they sent before. All mean the same call, or it is over.
+  /// By one warp: waits until all ranks have. All mean the same call, or it is over. It acquires what they sent before,
+  /// also rows that no warp polls: this rank acknowledges all of them.
   DEEP_EP_DEVICE void await_meanings() const {
     warp::each(common.num_ranks, [&](int peer) {
       wait_until(*this, {peer, Wanted::low_latency_combine_rows, epoch},

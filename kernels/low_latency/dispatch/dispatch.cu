@@ -1,13 +1,15 @@
 // Low-latency dispatch: every token goes once to each rank that has an expert of it, and from there to the experts.
 //
-// One launch. Block 0 tells how many rows go where. The other blocks send one token each (or take turns); then all of
-// these receive. If an SM is left, one more block acknowledges the call before, and does nothing else. Nothing waits
-// for all blocks or all ranks. A token's way, one step after the other:
+// One launch, or with a hook one for each part. Block 0 tells how many rows go where. The other blocks send one token
+// each (or take turns); then all of these receive. If an SM is left, one more block acknowledges the call before.
+// Blocks behind these post to far ranks. No block waits for the other blocks of its grid; a block that receives waits
+// for the counts of all ranks before it takes a row. A token's way, one step after the other:
 //   1. Load the row and the selections of the tokens before (both at once).         HBM or L2, once
 //   2. Count, cast, write the stage.                                                three block syncs
 //   3. Lines to the peers, seen by the receiver's polls.                            NVLink one way (+ the wire)
 //   4. Store the row to the experts.                                                HBM
-// Counts take steps 1 and 2 without the cast, then one way by cells; they are there before the first row.
+// Counts take steps 1 and 2 without the cast, then one way by cells. By NVLink they are there before the first row; a
+// far rank learns of them with its first rows.
 #include "kernels/kernel_list.hpp"
 #include "kernels/low_latency/dispatch/receive.hpp"
 #include "kernels/primitives/launch.hpp"

@@ -52,7 +52,8 @@ TransferParams transfer_params(std::size_t row_bytes, bool dispatches, const Nor
   const NormalParams& common = mode.common;
   const HeapLayout& layout = mode.runtime.layout();
   const bool rails = mode.rails();
-  const std::size_t local_bytes = rails ? LocalRings::bytes_of(layout.window_bytes) : layout.window_bytes;
+  const std::size_t local_bytes =
+      rails ? LocalRings::bytes_of(layout.window_bytes, common.num_ranks) : layout.window_bytes;
   const std::size_t local_begin = layout.window_at() + layout.window_bytes - local_bytes;
   TransferParams params{};
   params.common = common;

@@ -94,7 +94,7 @@ class Buffer {
   /// Collective: sends every token once to each rank that is_token_in_rank, or the handle, names. The host waits for N
   /// unless num_worst_tokens or a handle is given; such calls may be recorded into a CUDA graph.
   /// @throws OutOfMemory if neither heap nor window has room (between nodes: no room in the window for two rows to and
-  /// from each node, and one of each rank of the node). @throws InvalidArgument for exact sizes in a recording.
+  /// from each node, and one of each rank). @throws InvalidArgument for exact sizes in a recording.
   DispatchResult dispatch(const DispatchArguments& arguments, const CallOptions& call = {});
 
   /// Collective: adds, for each token of the dispatch, the rows of its ranks. No host wait; may be recorded into a CUDA

@@ -57,14 +57,14 @@ struct FaultRecord {
                            ///< rows that came, in low latency one more than there is room for; rdma_failed: index
                            ///< of the work-queue entry, if `seen` is not 0
   std::uint64_t seen;      ///< timeout: signal value (0 in low-latency calls but of a signal of x); mismatch: theirs;
-                       ///< overflow: rows that there is room for; rdma_failed: entries posted so far
+                           ///< overflow: rows that there is room for; rdma_failed: entries posted so far
 };
 
 /// Why a rank is left out: parts of its mask, which add up. Several threads may each add the verdict.
 constexpr std::uint64_t kMaskedByProgram = 1;
 constexpr std::uint64_t kMaskedByVerdict = 2;
 
-/// What threads of a rank share of the control plane, in device memory: loads of host memory take a GPU long.
+/// The part of the control plane that threads of a rank share, in device memory: loads of host memory take a GPU long.
 struct ControlState {
   ControlWords* words;
   std::int32_t rank, num_ranks;

@@ -123,8 +123,8 @@ DEEP_EP_DEVICE void end_dispatch(const ElasticDispatchParams& params, const Call
   block::sync();
   if (thread_index() != 0 || !call.begun) return;
   store_relaxed<Scope::gpu>(&common.state->pieces_drawn, std::uint32_t{0});  // this rank's own rows are there, too
-  // A block that begins late may read this count, and not yet the fault that has ended the call. It then takes part in
-  // the next call until its first wait finds the fault.
+  // A block that begins late may read this count, and not yet the fault that has ended the call. It waits for this
+  // rank's own message of the next call, which does not come, and then finds the fault.
   call.counter.count(call.epoch);
 }
 

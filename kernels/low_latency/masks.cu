@@ -8,7 +8,7 @@
 namespace deep_ep::device::low_latency {
 
 /// By one block. Verdicts that have come count from here on, so a query gives the masks of the next call. Only this
-/// kernel changes the program's part of a mask.
+/// kernel, of which one runs at a time, changes the program's part of a mask.
 DEEP_EP_DEVICE void masks_body(const LowLatencyMasksParams& params, std::byte*) {
   ControlState& control = *params.wait.control;
   if (thread_index() == 0) take_verdict(params.wait);

@@ -215,7 +215,7 @@ using DispatchCall = RankCall<LowLatencyKind::dispatch, kRdma>;
 /// One thread of a block, of a warp that has less to do than the first and the last one, if there are so many.
 DEEP_EP_DEVICE bool is_middle_thread() { return thread_index() == block_warps() / 2 * kWarpSize; }
 
-/// What a block knows of its call, in shared memory.
+/// A block's knowledge of its call, in shared memory.
 struct CallWords {
   struct Epochs {
     std::uint64_t send, receive;
@@ -299,9 +299,10 @@ DEEP_EP_DEVICE bool receive_with_masks(const LowLatencyParams& common, LowLatenc
 //   add: progress n, i, one under way at a time
 //   see the completions of the call before              (nothing: this frees staging memory for the next call)
 //
-// A rank that is masked is not waited for, so a NIC may still read for it what is written again. It has to be a NIC
-// that neither finished nor gave up within two calls; the rank finds other tags in those rows, and waits for ours in
-// vain. Only a line that is read while it is written could have our tag and other bytes.
+// A rank that is masked is not waited for, so a NIC may still read for it what is written again, or what was not staged
+// in this call. It has to be a NIC that neither finished nor gave up within two calls; the rank finds other tags in
+// those rows, and waits for ours in vain. Only a line that is read while it is written could have our tag and other
+// bytes.
 
 /// One lane to one far rank in one call, by a whole warp. Functions that return bool return false when the rank is to
 /// be left: it is given up, or the call is over.

@@ -80,7 +80,7 @@ struct Rings {
 /// has one writer and one reader. Row n passes through slot n % slots; a slot has words that say how far its rows have
 /// come (TokenRing).
 struct LocalRings {
-  static constexpr std::size_t kMostBytes = std::size_t{64} << 20;
+  static constexpr std::size_t kMostBytes = std::size_t{64} << 20, kMostOfRank = std::size_t{256} << 10;
 
   std::size_t begin = 0;  ///< offset in the heap
   std::uint32_t slot_bytes = 0;
@@ -90,8 +90,9 @@ struct LocalRings {
 
   /// Between nodes: how much of a window of `window_bytes` they take. Calls divide the rest differently, so it stays
   /// where it is.
-  static std::size_t bytes_of(std::size_t window_bytes) {
-    return std::min(window_bytes / 4, kMostBytes) / kLine * kLine;
+  static std::size_t bytes_of(std::size_t window_bytes, int num_ranks) {
+    const std::size_t most = std::max(kMostBytes, static_cast<std::size_t>(num_ranks) * kMostOfRank);
+    return std::min(window_bytes / 4, most) / kLine * kLine;
   }
   /// `bytes` bytes for `rings` rings of a rank, for rows of `row_bytes`, all included.
   static LocalRings make(std::size_t begin, std::size_t bytes, int rings, std::size_t row_bytes, const RingWords& words,

@@ -11,7 +11,7 @@
 //             (one trip)
 //   owner     lines, as they are polled -> result
 //   by rails  lines, as the owner's rail in this node polls and adds them -> its NIC -> owner (peers.hpp)
-// There is no barrier of the grid, and ranks wait for each other only there; with masking the last block also waits
+// There is no barrier of the grid, and ranks wait for each other only there; with masking one block also waits
 // until all ranks have begun. unreduced.hpp says how it is where rows travel as the experts left them.
 #include <type_traits>
 
@@ -250,9 +250,10 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   const int by_two = !kRdma && common.mask == nullptr && 2 * params.num_tokens <= common.working_blocks ? 1 : 0;
   const int first = works ? block_index() >> by_two : params.num_tokens;
 
-  // 1. Loads under way: the first row to push; the selection that this thread announces first, or those of the first
-  // token to add.
+  // 1. Loads under way: the first row to push, unless a call has failed: then the table of the dispatch may not be
+  // whole; the selection that this thread announces first, or those of the first token to add.
   Pusher pusher{{params, shared, group, groups, warp % params.warps_per_row}};
+  const bool failed = pushes && aborted(common.wait);
   if (pushes) pusher.load_first(kUnreduced);
   block::each(held_up, [&](int i) { shared.pushed[i] = 0; });
   Selection loaded{};
@@ -283,7 +284,7 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   if (announces) announce(params, sending, shared, loaded);
   const bool room = kAnnounced || !sends_part || shared.await_room(sending, 0, common.num_ranks);
   if (kWeighted && sends_part && room && tells && warp == 0) sending.announce_meaning();
-  if (pushes && room) pusher.push_all(sending);
+  if (pushes && room && !warp::any(failed)) pusher.push_all(sending);
   if (last_warp && tells && masks && sends_part) {  // until all ranks that will come have begun
     warp::each(common.num_ranks, [&](int peer) {
       if (!masked(common, peer)) sending.await_progress(peer, 0, Wanted::low_latency_combine_selection);

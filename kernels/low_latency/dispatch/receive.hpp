@@ -25,8 +25,8 @@ struct DispatchReceiver {
 
   // ---- Counts ----
 
-  /// Waits for one cell of `source`'s counts and puts it into shared memory, nothing if the source is masked. False:
-  /// the call is over.
+  /// Waits for one cell of `source`'s counts and puts it into shared memory, zeros if it does not come. False: the call
+  /// is over.
   DEEP_EP_DEVICE bool learn(int source, int cell) const {
     const LowLatencyParams& common = params.common;
     const Cell* const counts = common.window.counts.at(epoch, source, cell).in(common.local);
@@ -45,20 +45,20 @@ struct DispatchReceiver {
     };
     const bool came =
         !masked(common, source) && wait_until(call(), {source, Wanted::low_latency_dispatch_counts, epoch}, arrived);
-    if (!came && aborted(common.wait)) return false;
-    if (!came) payload = 0;
-    if (costs) params.wait_cost[source] += missed - begin;
+    const bool on = came || !aborted(common.wait);
+    if (!came) payload = 0;  // of a call before
+    if (costs && came) params.wait_cost[source] += missed - begin;
     if (cell > 0) {
       const int local = 2 * (cell - 1);
       entries(source, local) = static_cast<std::uint32_t>(payload);
       if (local + 1 < params.num_local_experts) entries(source, local + 1) = static_cast<std::uint32_t>(payload >> 32);
-      return true;
+      return on;
     }
     const auto head = __builtin_bit_cast(CountHead, payload);
     shared.rows[source] = head.rows;
     if (writes) *params.table().rows(source) = head.rows;
     if (kRdma) shared.relayed[source] = head.relayed;
-    if (!came || head.call_shape == params.call_shape) return true;
+    if (!came || head.call_shape == params.call_shape) return on;
     report_fault(common.wait, FaultKind::mismatch, Wanted::low_latency_dispatch_counts, source, 0, params.call_shape,
                  head.call_shape);
     return false;

@@ -74,8 +74,8 @@ TEST_P(InternodeRoundTest, RandomRoundsMatchTheOracle) {
     options.host.multiprocessors = grid.ranks() > 9 ? 1 : static_cast<int>(1 + random.below(3));
     options.host.warps_per_block = static_cast<int>(1 + random.below(5));
     // Small enough for credits and many turns of a ring, large enough for two rows of each.
-    // (A quarter of it holds a row of each rank of the node.)
-    const std::size_t small = std::size_t{grid.nodes == 1 ? 80u : 96u} << (grid.width > 4 ? 11 : 10);
+    // (A quarter of it holds a row of each rank.)
+    const std::size_t small = std::size_t{grid.nodes == 1 ? 80u : 224u} << (grid.width > 4 ? 11 : 10);
     const std::size_t window_bytes = random.chance(0.6) ? small : 0;
     const double hoarders = random.chance(0.5) ? 0.6 : 0;  // ranks that have no room in their heaps
     std::vector<bool> hoards;

@@ -116,6 +116,7 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
     if (!buffer_) throw UseAfterDestroy("the buffer was used after destroy");
     return *buffer_;
   }
+  bool ended() const { return buffer_ == nullptr; }
   /// `work(buffer, options)` behind the current stream, so that other Python threads go on, even while the library
   /// waits for a peer. On the CPU all that the call has enqueued has ended afterwards.
   template <class Work>
@@ -393,9 +394,8 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
                           hook_object(std::move(result.hook)));
   }
 
-  /// Collective `with_peers`; else it talks to none, and does nothing the second time.
+  /// Ends the buffer: with its peers, or alone. A second time it does nothing.
   void end(bool with_peers) {
-    if (with_peers) alive();
     // Under the GIL: no other thread, as one that asks for metrics, finds the buffer that ends.
     std::shared_ptr<Buffer> ending = std::exchange(buffer_, nullptr);
     if (!ending) return;
@@ -557,6 +557,7 @@ void define_buffer(py::module_& module) {
   define<&Buffer::suspend>(buffer, "suspend");
   define<&Buffer::resume>(buffer, "resume");
   buffer.def("destroy", [](NativeBuffer& self) { self.end(true); });
+  buffer.def_property_readonly("ended", &NativeBuffer::ended);
   buffer.def("drop", [](NativeBuffer& self) { self.end(false); });
 
   define_call(buffer, "low_latency_dispatch", &NativeBuffer::low_latency_dispatch);

@@ -65,17 +65,18 @@ class NativeOwner:
 
         It does not wait where a call of this buffer has failed here, or on a rank that has made another buffer since.
         It never waits longer than ``DEEP_EP_TIMEOUT_S`` seconds (``TimeoutError``; over a communicator of mpi4py for as long
-        as that does). The buffer is gone in any case. Without ``explicitly_destroy`` it raises ``errors.WrongUse``, an
-        ``AssertionError``. A second ``destroy`` does nothing."""
+        as that does). The buffer is gone in any case, unless another call of it is running: then it stays as it was. Without
+        ``explicitly_destroy`` it raises ``errors.WrongUse``, an ``AssertionError``. A second ``destroy`` does nothing."""
         if not self.explicitly_destroy:
             raise WrongUse("destroy() needs a buffer made with explicitly_destroy=True")
-        if self.runtime is None:
-            return
-        self._finalizer.detach()
-        self.runtime = None
         context = contextvars.copy_context()
         context.run(timeout_of_exchanges.set, _native.default_timeout_s())
-        context.run(self._native.destroy)
+        try:
+            context.run(self._native.destroy)
+        finally:
+            if self._native.ended:
+                self._finalizer.detach()
+                self.runtime = None
 
     def suspend(self) -> None:
         """Collective, the host waits: gives the driver the GPU memory of the buffer's heap; the host keeps what the heap holds.

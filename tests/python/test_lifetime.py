@@ -102,11 +102,14 @@ def test_a_buffer_is_not_destroyed_under_a_call():
             calls.wait()
             time.sleep(2)  # rank 0 waits for rank 1 in its call by now
             with pytest.raises(RuntimeError, match="in use by another thread"):
-                buffers[0].runtime.destroy()
+                buffers[0].destroy()
+            assert buffers[0].runtime is not None
             return refusal.set()
         buffer = buffers[rank] = Buffer(None, 1 << 22, comm=comm.rank(rank), explicitly_destroy=True)
         calls.set() if rank == 0 else refusal.wait(scaled(60))
         check_received(send(buffer, case), reference.dispatched(case, rank), rank)
+        buffer.destroy()
+        assert buffer.runtime is None
         buffer.destroy()
 
     with futures.ThreadPoolExecutor(3) as threads:

@@ -549,6 +549,10 @@ class Buffer(NativeOwner):
         it between dispatch and combine, on the combine's stream. It is E * M * H * 2 bytes of PyTorch's memory, and lives as
         long as the handle's ``src_info``, or until this is called for a tuple with another M, H or E."""
         self._check_alive()
+        if not isinstance(handle, tuple):
+            raise TypeError(f"handle is of type {type_name(handle)}, expected the tuple that low_latency_dispatch returned")
+        if len(handle) != 5:
+            raise InvalidArgument(f"handle has {len(handle)} elements, expected the tuple of 5 that low_latency_dispatch returned")
         src_info, _, tokens, hidden, experts = handle
         shape = experts // self.group_size, self.group_size * tokens, hidden
         if getattr(getattr(src_info, "combine_buffer", None), "shape", None) != shape:

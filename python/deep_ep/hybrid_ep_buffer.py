@@ -16,12 +16,14 @@ from typing import Any, Optional, Tuple
 import torch
 
 from . import _native
+from .arguments import integer
 from .buffers.elastic import ElasticBuffer, EPHandle
 from .errors import InvalidArgument, Unsupported, WrongUse
 from .utils.math import align
 
 __all__ = ["HybridEPBuffer", "HybridEpConfigInstance", "indices_to_map"]
 
+_MOST_ALIGNMENT = 1 << 20  # of rows of an expert
 _SMALLEST_CAPACITY = 512
 
 
@@ -106,7 +108,11 @@ class HybridEPBuffer:
         self.num_of_nodes: int = 1
         self.num_of_hybrid_ep_ranks_per_nvlink_domain: int = self.group_size
         self.configurer = SimpleNamespace(buffer_config=HybridEpConfigInstance())
-        self._buffer: ElasticBuffer = self._grow(hidden_dim, max_num_of_tokens_per_rank, num_local_experts)
+        self._buffer: ElasticBuffer = self._grow(
+            integer("hidden_dim", hidden_dim, 1),
+            integer("max_num_of_tokens_per_rank", max_num_of_tokens_per_rank, 0),
+            integer("num_local_experts", num_local_experts, 1),
+        )
 
     @property
     def runtime(self) -> Any:
@@ -186,7 +192,9 @@ class HybridEPBuffer:
                 raise InvalidArgument(
                     f"routing_map is of shape {tuple(routing_map.shape)}, allowed: [{hidden.size(0)}, a multiple of {self.group_size}]"
                 )
-            step = pad_multiple or 1
+            step = max(1, integer("pad_multiple", pad_multiple or 0, 0))
+            if step > _MOST_ALIGNMENT:
+                raise InvalidArgument(f"pad_multiple is {step}, allowed: at most {_MOST_ALIGNMENT}")
             if non_blocking and (budget is None or budget < 0 or budget % step):
                 raise WrongUse(f"num_permuted_tokens is {budget}, allowed with non_blocking: a multiple of pad_multiple, {step}")
             tokens, experts = routing_map.shape

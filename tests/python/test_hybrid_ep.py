@@ -202,9 +202,20 @@ def test_mistakes(group):
         (ValueError, "routing_map is of shape", dict(routing_map=case.map[rank][1:])),
         (ValueError, "handle is tuple", dict(routing_map=None, handle=(1, 2), num_permuted_tokens=4)),
         (NotImplementedError, "use_fp8 is True", dict(use_fp8=True)),
+        (TypeError, "pad_multiple is 2.0", dict(pad_multiple=2.0)),
+        (ValueError, "pad_multiple is -4, allowed: 0 or more", dict(pad_multiple=-4)),
+        (ValueError, "pad_multiple is 1048577, allowed: at most 1048576", dict(pad_multiple=(1 << 20) + 1)),
     ):
         with pytest.raises(error, match=text):
             buffer.dispatch_with_permute(**{"hidden": case.rows[rank], "routing_map": case.map[rank], **options})
+    for error, text, sizes in (
+        (TypeError, "hidden_dim is 128.0", (128.0, 16, 2)),
+        (ValueError, "hidden_dim is 0, allowed: 1 or more", (0, 16, 2)),
+        (ValueError, "max_num_of_tokens_per_rank is -1, allowed: 0 or more", (H, -1, 2)),
+        (ValueError, "num_local_experts is 0, allowed: 1 or more", (H, 16, 0)),
+    ):
+        with pytest.raises(error, match=text):
+            HybridEPBuffer(group, *sizes)
     with pytest.raises(ValueError, match="num_permuted_tokens is 8, allowed: 20 or more"):  # found when rows have come
         buffer.dispatch_with_permute(hidden=case.rows[rank], routing_map=case.map[rank], num_permuted_tokens=8)
     with pytest.raises(RuntimeError, match="a row has more than 32 experts, allowed: at most so many"):

@@ -201,7 +201,8 @@ class EPBuffer(ElasticBuffer, BufferBase):
             An event behind the call on the communication stream: all ranks' slots are written, and no weights are read any
             more. No slot is written before its rank reaches the call on the device.
         """
-        slots, own = _experts(redundant_expert_weights), _experts(expert_weights)
+        slots = _experts("redundant_expert_weights", redundant_expert_weights)
+        own = _experts("expert_weights", expert_weights)
         return self._load_balance(self._native.prefetch_weights, slots, own, redundancy_mapping, num_sms, previous_event)
 
     def lb_reduce_grads(
@@ -265,12 +266,19 @@ def _cut(given: Any, rows: int, column_major: bool) -> Any:
     return values, torch.empty_strided(scales.shape, strides, dtype=scales.dtype, device=scales.device).copy_(scales)
 
 
-def _experts(tensors: Tensors) -> List[Any]:
-    """The bytes of each tensor, a row for each expert or slot. The library refuses what is no tensor."""
-    given = tensors if isinstance(tensors, (tuple, list)) else [tensors]
-    return [
-        each.detach().unsqueeze(-1).flatten(1).view(torch.uint8) if isinstance(each, torch.Tensor) else each for each in given
-    ]
+def _experts(name: str, tensors: Tensors) -> List[Any]:
+    """The bytes of each tensor, a row for each expert or slot: views, as a copy would not come behind ``previous_event``. The
+    library refuses what is no tensor."""
+    given = list(tensors) if isinstance(tensors, (tuple, list)) else [tensors]
+    for number, each in enumerate(given):
+        if isinstance(each, torch.Tensor):
+            if each.dim() == 0 or not each.is_contiguous():
+                raise InvalidArgument(
+                    f"{name}[{number}] is {each.dtype} of shape {tuple(each.shape)} and strides {tuple(each.stride())}, allowed: "
+                    "contiguous, a row for each expert or slot"
+                )
+            given[number] = each.detach().unsqueeze(-1).flatten(1).view(torch.uint8)
+    return given
 
 
 def _even(num_sms: int) -> int:

@@ -69,7 +69,7 @@ SIGNATURES = {
     "get_physical_domain_size": "self",
     "get_logical_domain_size": "self",
     "get_theoretical_num_sms": "self, num_experts, num_topk, num_scaleout_topk=0, rdma_gbs=0, nvlink_gbs=0, "
-    "sm_read_gbs=0, sm_write_gbs=0",
+    "sm_read_gbs=200, sm_write_gbs=50",
     "get_theoretical_num_qps": "self, num_sms",
     "dispatch": "self, x, topk_idx=None, topk_weights=None, cumulative_local_expert_recv_stats=None, num_experts=None, "
     "num_max_tokens_per_rank=None, expert_alignment=None, " + CALL + ", handle=None, do_handle_copy=True, "
@@ -116,6 +116,9 @@ def test_sizes_and_attributes():
     assert sms % 2 == 0 and sms >= 4
     assert buffer.get_theoretical_num_qps(4) == 65 and buffer.get_theoretical_num_qps(100) == 129
     assert buffer.get_theoretical_num_sms(256, 8, 0, rdma_gbs=50, nvlink_gbs=400, sm_read_gbs=100, sm_write_gbs=25) % 2 == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(buffer, "_count_sms", lambda *given: given)
+        assert buffer.get_theoretical_num_sms(256, 8) == (256, 8, 0, 0, 200, 50)
     with pytest.raises(AssertionError, match="num_scaleout_topk is 2"):
         buffer.get_theoretical_num_sms(256, 8, num_scaleout_topk=2)
     assert (buffer.num_scaleout_ranks, buffer.num_scaleup_ranks, buffer.num_rdma_ranks, buffer.num_nvlink_ranks) == (1,) * 4

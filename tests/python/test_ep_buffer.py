@@ -84,6 +84,9 @@ def test_attributes_and_end(capsys):
     assert buffer.context.num_gpu_buffer_bytes == 2 << 20 and buffer.context.num_rdma_storage_bytes == 0
     sms = buffer.get_theoretical_num_sms(num_experts=256, num_topk=8)
     assert sms % 2 == 0 and sms == buffer.get_theoretical_num_sms(256, 8, 0, 0, 0, 180, 45)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(buffer, "_count_sms", lambda *given: given)
+        assert buffer.get_theoretical_num_sms(256, 8) == (256, 8, 0, 0, 180, 45)
     assert buffer.get_theoretical_num_qps(4) == 65
     buffer.print_memory_usage()
     assert "EPBuffer: 2 MiB" in capsys.readouterr().out

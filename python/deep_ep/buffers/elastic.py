@@ -123,7 +123,6 @@ class ElasticBuffer(NativeOwner, Domains):
     """
 
     _events_may_keep = True
-    _sm_gbs = 200, 50  # of an SM that reads, that writes
 
     # Of EPBuffer: memory beside that of dispatch and combine, and the communication stream that all its objects share.
     num_lb_bytes: int = 0
@@ -245,16 +244,16 @@ class ElasticBuffer(NativeOwner, Domains):
         num_scaleout_topk: int = 0,
         rdma_gbs: float = 0,
         nvlink_gbs: float = 0,
-        sm_read_gbs: float = 0,
-        sm_write_gbs: float = 0,
+        sm_read_gbs: float = 200,
+        sm_write_gbs: float = 50,
     ) -> int:
         """An even number of SMs that should keep the links busy; what calls use with ``num_sms=0``. Results do not depend
         on it. Rates are in GB/s; 0 stands for those of this machine, and for upstream's figures of an SM."""
         if num_scaleout_topk != 0:
             raise WrongUse(f"num_scaleout_topk is {num_scaleout_topk}, allowed: 0")
         asked = integer("num_experts", num_experts, 1), integer("num_topk", num_topk, 1)
-        read, write = self._sm_gbs
-        return self._count_sms(*asked, rdma_gbs, nvlink_gbs, sm_read_gbs or read, sm_write_gbs or write)
+        read, write = sm_read_gbs or envs.get_sm_read_gbs(), sm_write_gbs or envs.get_sm_write_gbs()
+        return self._count_sms(*asked, rdma_gbs, nvlink_gbs, read, write)
 
     def get_theoretical_num_qps(self, num_sms: int) -> int:
         """Queue pairs that a call with this many SMs would use upstream. Here calls choose by themselves."""

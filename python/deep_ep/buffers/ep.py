@@ -76,7 +76,19 @@ class EPBuffer(ElasticBuffer, BufferBase):
             if self.runtime is None:
                 self.context = self._native.lb_storage = None
 
-    _sm_gbs = 180, 45
+    def get_theoretical_num_sms(
+        self,
+        num_experts: int,
+        num_topk: int,
+        num_scaleout_topk: int = 0,
+        rdma_gbs: float = 0,
+        nvlink_gbs: float = 0,
+        sm_read_gbs: float = 0,
+        sm_write_gbs: float = 0,
+    ) -> int:
+        """As of ``ElasticBuffer``, with other defaults."""
+        rates = rdma_gbs, nvlink_gbs, sm_read_gbs, sm_write_gbs
+        return super().get_theoretical_num_sms(num_experts, num_topk, num_scaleout_topk, *rates)
 
     def dispatch(  # type: ignore[override]
         self,

@@ -36,7 +36,8 @@ void check_arguments(const ElasticCombineArguments& arguments, const Runtime& ru
     fail<InvalidArgument>("each_selection is true, allowed: only with expanded");
   }
   if (arguments.topk_weights && arguments.each_selection) {
-    fail<InvalidArgument>("topk_weights is given, allowed: only without each_selection");
+    fail<InvalidArgument>(
+        "topk_weights is given, allowed: only without each_selection, in Python with allow_multiple_reduction");
   }
   if (const auto& weights = arguments.topk_weights) {
     arguments.expanded ? check_tensor("topk_weights", *weights, device, {DType::float32}, {arguments.x.size(0)})

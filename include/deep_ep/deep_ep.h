@@ -133,9 +133,10 @@ deep_ep_status deep_ep_synchronize(deep_ep_buffer* buffer);
 /** Collective. The layout follows from topk_idx. @param stream the caller's cudaStream_t (CPU: NULL). */
 deep_ep_status deep_ep_dispatch(deep_ep_buffer* buffer, const deep_ep_dispatch_arguments* arguments, void* stream,
                                 deep_ep_result** result);
-/** Collective: sends x, [T, H] of any dtype, to the places of the dispatch whose result `handle` is. */
-deep_ep_status deep_ep_cached_dispatch(deep_ep_buffer* buffer, const deep_ep_result* handle,
-                                       const deep_ep_tensor* x, void* stream, deep_ep_result** result);
+/** Collective: sends x, [T, H] of any dtype, where the rows of an earlier dispatch went. @param handle that dispatch's
+ * result. */
+deep_ep_status deep_ep_cached_dispatch(deep_ep_buffer* buffer, const deep_ep_result* handle, const deep_ep_tensor* x,
+                                       void* stream, deep_ep_result** result);
 /** Collective: adds for each token the rows of its ranks. @param handle the dispatch's result.
  * @param x [N, H] bfloat16. @param topk_weights [N, K] float32, or NULL. */
 deep_ep_status deep_ep_combine(deep_ep_buffer* buffer, const deep_ep_result* handle, const deep_ep_tensor* x,

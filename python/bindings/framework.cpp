@@ -200,8 +200,8 @@ class FrameworkStorage final : public Tensor::Storage {
   TensorSpec made_;  ///< shape and strides of the object
 };
 
-/// Memory of the library in the hands of the framework, which gives it back through DLPack. The tensor knows the
-/// current stream at its end, on which a program drops it: often one that has used it. Without the GIL, too.
+/// Memory of the library in the hands of the framework, which gives it back through DLPack. It records the stream that
+/// is current when it ends, on which a program often has used it. Works without the GIL.
 struct HandedOut {
   dlpack::ManagedTensor managed;
   Tensor tensor;
@@ -301,7 +301,7 @@ TensorArgument borrow(py::handle object, const char* name) {
   }
   const auto* known = std::ranges::find(kTypes, dtype, &KnownType::dtype);
   argument.renamed = known == kTypes.end();
-  // For dispatch, rows are bytes: any type of the size but boolean, the first one.
+  // Dispatch moves bytes: the first type of that size does, but not bool.
   const auto has_size = [&](const KnownType& type) { return dtype.lanes == 1 && dtype.bits == type.dtype.bits; };
   if (argument.renamed) known = std::find_if(kTypes.begin() + 1, kTypes.end(), has_size);
   if (known == kTypes.end()) refuse_dtype(object, name);
@@ -451,9 +451,8 @@ class FrameworkResults final : public ResultTensors {
   }
 
   KeptObject helper_;
-  /// PyTorch has looked everywhere for memory of the heap before it has none, which takes long, and tells those who
-  /// observe it. So it is asked less and less often, of each stream by itself: PyTorch keeps the memory of one from the
-  /// others.
+  /// Before PyTorch says that the heap has no memory, it looks everywhere, which takes long, and tells its observers.
+  /// So it is asked less and less often, of each stream by itself: PyTorch keeps the memory of one from the others.
   static constexpr unsigned kMostSkipped = 64;
   struct Questions {
     unsigned in_vain = 0;     ///< calls without such memory since the last one with it

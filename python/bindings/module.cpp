@@ -1,4 +1,4 @@
-// deep_ep._native: what the modules of deep_ep call. deep_ep/_native.pyi has its types.
+// deep_ep._native: what the modules of deep_ep call. deep_ep/_native.pyi has what programs see.
 #include <fmt/format.h>
 #include <pybind11/pybind11.h>
 

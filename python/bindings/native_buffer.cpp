@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 #include <pybind11/stl.h>  // ranks are a list of numbers
 
-#include <algorithm>
 #include <cstddef>
 #include <functional>
 #include <initializer_list>
@@ -154,7 +153,7 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
              Result (Buffer::*method)(const Arguments&, const CallOptions&)) {
     return run(options, [&](Buffer& buffer, const CallOptions& call) { return (buffer.*method)(arguments, call); });
   }
-  /// The same with the last arguments, which many calls have.
+  /// The same; first reads num_sms, the events and async_finish.
   template <class Arguments, class Result>
   Result run(ArgumentReader& read, Arguments& arguments, Result (Buffer::*method)(const Arguments&, const CallOptions&),
              bool elastic = false) {

@@ -41,11 +41,12 @@ class Buffer(NativeOwner):
     can be recorded into CUDA graphs. On the CPU calls are complete when they return. Other Python threads run while a call
     waits. All ranks make the same calls in the same order. One thread at a time per buffer.
 
-    Low-latency calls have further symbols: L = E / R local experts, M = ``num_max_dispatch_tokens_per_rank``, the largest T.
-    They run on the current stream, or with ``async_finish=True`` on the communication stream: keep the event until you have
-    waited for it, as it keeps the call's tensors. With ``return_recv_hook=True`` a call only *sends*; ``hook()`` puts the
-    *receive* part on that same stream, and results, counts and statistics are valid after that. In between no SM is used. Of
-    each kind of call (dispatch, combine) two may wait for their hooks at once.
+    Low-latency calls need ``low_latency_mode=True`` and ``num_rdma_bytes``, and have further symbols: L = E / R local experts,
+    M = ``num_max_dispatch_tokens_per_rank``, at least T on each rank. They run on the current stream, or with
+    ``async_finish=True`` on the communication stream: keep the event until you have waited for it, as it keeps the call's
+    tensors. With ``return_recv_hook=True`` a call only *sends*; ``hook()`` puts the *receive* part on that same stream, and
+    results, counts and statistics are valid after that. In between no SM is used. Of each kind of call (dispatch, combine)
+    two may wait for their hooks at once.
 
     Returned tensors are ordinary tensors of PyTorch, for the current stream and, where a call is asynchronous, for the
     communication stream. They may outlive the buffer. Tensors of handles belong to the library, but for ``handle[2]``.

@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 import torch
 
-from .errors import InvalidArgument, left_out
+from .errors import InvalidArgument, _left_out
 from .utils.envs import get_logical_domain_size as get_logical_domain_size, get_physical_domain_size as get_physical_domain_size
 
 
@@ -45,8 +45,8 @@ def _comm_stream_of(device: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device=device, priority=-1)
 
 
-NCCLCommHandle = left_out("NCCLCommHandle")
-get_nccl_comm_handle = left_out("get_nccl_comm_handle")
+NCCLCommHandle = _left_out("NCCLCommHandle")
+get_nccl_comm_handle = _left_out("get_nccl_comm_handle")
 
 
 def destroy_all_managed_nccl_comm() -> None:

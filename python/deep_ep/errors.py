@@ -38,7 +38,7 @@ class UseAfterDestroy(Error):
     """The buffer was destroyed before this call."""
 
 
-def left_out(name: str) -> Any:
+def _left_out(name: str) -> Any:
     """A function that refuses any arguments, in the place of one that this library leaves out."""
 
     def call(*arguments: Any, **options: Any) -> NoReturn:

@@ -13,7 +13,7 @@ from time_scale import scaled
 
 
 def _serve(rank, size, store, connection):
-    # Only a test that hangs waits so long. Ranks of a buffer with masking must have the same, so no load of a moment.
+    # Only a test that hangs waits so long. Ranks of a buffer with masking must have the same, so it does not depend on the load.
     os.environ.setdefault("DEEP_EP_TIMEOUT_S", "80")
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)

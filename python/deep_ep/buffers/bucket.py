@@ -7,7 +7,7 @@ from typing import Any, List, Optional, Union
 import torch
 
 from ..comm import get_physical_domain_size
-from ..errors import InvalidArgument, WrongUse, left_out
+from ..errors import InvalidArgument, WrongUse, _left_out
 from ..exchanges import device_of
 from .allocator import BufferAllocator, plan_of
 from .base import BufferBase, Context
@@ -49,16 +49,16 @@ class BucketBuffer(BufferBase):
             raise WrongUse("destroy() needs a buffer made with explicitly_destroy=True")
         self.storage = self.contexts = self.context = None
 
-    get_theoretical_num_sms = left_out("get_theoretical_num_sms")
-    session = left_out("session")
-    barrier = left_out("barrier")
-    all_gather = left_out("all_gather")
-    all_reduce = left_out("all_reduce")
-    reduce_scatter = left_out("reduce_scatter")
+    get_theoretical_num_sms = _left_out("get_theoretical_num_sms")
+    session = _left_out("session")
+    barrier = _left_out("barrier")
+    all_gather = _left_out("all_gather")
+    all_reduce = _left_out("all_reduce")
+    reduce_scatter = _left_out("reduce_scatter")
 
 
 class BucketSession:
     """Tensors of a bucket for a block: left out."""
 
     def __init__(self, buffer: BucketBuffer) -> None:
-        left_out("BucketSession")()
+        _left_out("BucketSession")()

@@ -11,7 +11,7 @@ import torch
 
 from .. import _native, comm
 from ..arguments import Bias, MaybeTensor, RowsLike, biases, integer, one_or_two, type_name
-from ..errors import InvalidArgument, WrongUse, left_out
+from ..errors import InvalidArgument, WrongUse, _left_out
 from ..exchanges import rank_and_size
 from ..peers import SMALLEST_HEAP, NativeOwner, event_in
 from ..utils import envs
@@ -158,7 +158,7 @@ class ElasticBuffer(NativeOwner, Domains):
                 there; ``False``: all rows travel, and there is one rounding.
             num_gpu_timeout_secs: for how long this buffer's calls wait for a rank. With the default DEEP_EP_TIMEOUT_S says it.
             explicitly_destroy: memory is freed by ``destroy``; without it, when the object goes.
-            deterministic, sl_idx, num_cpu_timeout_secs: accepted without effect; DEEP_EP_RDMA_TRAFFIC_CLASS sets the second.
+            deterministic, sl_idx, num_cpu_timeout_secs: accepted without effect. DEEP_EP_RDMA_TRAFFIC_CLASS sets the traffic class.
         """
         self.group: Any = group
         self.rank_idx, self.num_ranks = rank_and_size(group)
@@ -248,7 +248,7 @@ class ElasticBuffer(NativeOwner, Domains):
         sm_write_gbs: float = 50,
     ) -> int:
         """An even number of SMs that should keep the links busy; what calls use with ``num_sms=0``. Results do not depend
-        on it. Rates are in GB/s; 0 stands for those of this machine, and for upstream's figures of an SM."""
+        on it. Rates are in GB/s; 0 stands for those of this machine."""
         if num_scaleout_topk != 0:
             raise WrongUse(f"num_scaleout_topk is {num_scaleout_topk}, allowed: 0")
         asked = integer("num_experts", num_experts, 1), integer("num_topk", num_topk, 1)
@@ -463,7 +463,7 @@ LEFT_OUT = (
     "agrs_new_session", "agrs_get_inplace_tensor", "all_gather",
 )  # fmt: skip
 for _name in LEFT_OUT:
-    setattr(ElasticBuffer, _name, staticmethod(left_out(_name)))
+    setattr(ElasticBuffer, _name, staticmethod(_left_out(_name)))
 
 
 def _check_handle(handle: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
-from ..errors import left_out
+from ..errors import _left_out
 from .base import BufferBase
 
 
@@ -25,8 +25,8 @@ class EngramBuffer(BufferBase):
         num_gpu_timeout_secs: int = 100,
         explicitly_destroy: bool = False,
     ) -> None:
-        left_out("EngramBuffer")()
+        _left_out("EngramBuffer")()
 
-    get_storage_size_hint = staticmethod(left_out("EngramBuffer.get_storage_size_hint"))
-    get_theoretical_config = staticmethod(left_out("EngramBuffer.get_theoretical_config"))
-    destroy = left_out("EngramBuffer.destroy")
+    get_storage_size_hint = staticmethod(_left_out("EngramBuffer.get_storage_size_hint"))
+    get_theoretical_config = staticmethod(_left_out("EngramBuffer.get_theoretical_config"))
+    destroy = _left_out("EngramBuffer.destroy")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
-from ..errors import left_out
+from ..errors import _left_out
 from .base import BufferBase
 
 
@@ -20,8 +20,8 @@ class PPBuffer(BufferBase):
         num_gpu_timeout_secs: int = 100,
         explicitly_destroy: bool = False,
     ) -> None:
-        left_out("PPBuffer")()
+        _left_out("PPBuffer")()
 
-    send = left_out("PPBuffer.send")
-    recv = left_out("PPBuffer.recv")
-    destroy = left_out("PPBuffer.destroy")
+    send = _left_out("PPBuffer.send")
+    recv = _left_out("PPBuffer.recv")
+    destroy = _left_out("PPBuffer.destroy")

@@ -111,7 +111,7 @@ def bench_kineto(
 
 
 def _profiled(fn, num_tests, trace_path, flush_l2, barrier_comm_profiling, barrier):
-    """What each call launched."""
+    """The kernels, copies and fills that each call launched."""
     from torch.profiler import ProfilerActivity, profile, schedule
 
     align_ranks = barrier_comm_profiling and _native.environment_text("EP_DISABLE_BARRIER_PROFILING") != "1"

@@ -101,10 +101,11 @@ def main():
                     continue
                 target = resolve(root, source, match[1])
                 where = f"{source}:{number}: #include \"{match[1]}\""
-                included[source].add(target)
                 if target is None:
                     mistakes.append(f"{where}: there is no such file")
-                elif target.endswith(".cpp"):
+                    continue
+                included[source].add(target)
+                if target.endswith(".cpp"):
                     mistakes.append(f"{where}: sources are compiled, not included")
                 elif room(source) != room(target):
                     arrows[room(source), room(target)] += 1

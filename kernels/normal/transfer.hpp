@@ -472,7 +472,7 @@ DEEP_EP_DEVICE bool post_all(const Transfer& call, int poster_warp, RailPairs* p
 
 /// The kernel of dispatch or combine, by all threads of all blocks. `work` has the parts in which they differ:
 ///   ours(index)          where our rows are, or are to go: a message to a rank of this node
-///   rows_by_ring(source) that a rank with local warps reads from, or writes to, the local ring of the source's number
+///   rows_by_ring(source) how many rows a rank with local warps reads from, or writes to, that source's local ring
 ///   prepare()            while messages are under way
 ///   learn(index)         waits for the message of such a rank. False after a fault
 ///   word_of(ring, row), local(ring, row)   the word that such a row awaits, and the work of a local warp with it

@@ -263,7 +263,6 @@ struct Dispatch : Transfer {
       pipe.move([&] { return held.row.x(); }, next, params.rows.row_bytes, to_each);
       good = store_sidecars(held);
     }
-    if (!good) pipe.drop();
     return good;
   }
 

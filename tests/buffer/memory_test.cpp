@@ -94,7 +94,7 @@ TEST_P(MemoryTest, SmallWindowsAreNamed) {
 }
 
 TEST_P(MemoryTest, WorstCaseTensorsMayBeLargerThanTheHeap) {
-  const std::int64_t worst = under_sanitizer() ? 3500 : 8192;  // rows of 2 KiB
+  const std::int64_t worst = under_sanitizer() ? 3500 : 65536;  // rows of 2 KiB
   run_rounds(cluster(3), large_rounds(), {.num_sms = 0, .num_worst_tokens = worst, .returned_in_heap = false},
              {.heap_bytes = 6 * kMiB, .window_bytes = 128 * kKiB});
 }

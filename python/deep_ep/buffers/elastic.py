@@ -427,7 +427,7 @@ class ElasticBuffer(NativeOwner, Domains):
     def _order(
         self, num_qps: int, previous: AnyEvent, before_epilogue: AnyEvent, asynchronous: bool, allocate_on_comm_stream: bool
     ):
-        """What a native call comes behind, and whether it leaves an event. Rows travel straight into the results."""
+        """The events that a native call waits for, and whether it records one. Peers write rows straight into the results."""
         if integer("num_qps", num_qps, 0) > self.num_allocated_qps:
             raise WrongUse(f"num_qps is {num_qps}, allowed: at most {self.num_allocated_qps}")
         event = event_in(previous)

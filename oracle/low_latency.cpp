@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <stdexcept>
 
 #include "oracle/fp8.hpp"
@@ -148,6 +149,53 @@ std::string difference(const LowLatencyShape& shape, RowFormat format, const Low
   return {};
 }
 
+namespace {
+
+float rounded_to(int bits, float value) {
+  const int dropped = 32 - bits;
+  if (dropped == 0 || !std::isfinite(value) || value == 0) return value;
+  // To nearest, ties away from zero, in steps of the last bit that is kept.
+  const int exponent = std::max(std::ilogb(value), -126);
+  const double step = std::ldexp(1.0, exponent - 23 + dropped);
+  return static_cast<float>(std::round(static_cast<double>(value) / step) * step);
+}
+
+}  // namespace
+
+Combined low_latency_sum(std::span<const std::vector<WeightedRow>> rows_of_ranks, std::int64_t hidden,
+                         const LowLatencyCombineOptions& options) {
+  const std::size_t ranks = rows_of_ranks.size();
+  const std::size_t width = options.ranks_per_node == 0 ? ranks : static_cast<std::size_t>(options.ranks_per_node);
+  Combined result;
+  for (std::size_t h = 0; h < static_cast<std::size_t>(hidden); ++h) {
+    float total = 0;
+    double exact = 0, magnitude = 0;
+    for (std::size_t node = 0; node < ranks; node += width) {
+      float of_node = 0;
+      std::size_t rows_of_node = 0;
+      for (const std::vector<WeightedRow>& rows : rows_of_ranks.subspan(node, width)) {
+        float of_rank = 0;
+        for (const WeightedRow& row : rows) {
+          const float value = bf16_value(row.x[h]);
+          of_rank = std::fma(row.weight, value, of_rank);
+          const double product = static_cast<double>(row.weight) * static_cast<double>(value);
+          exact += product;
+          magnitude += std::fabs(product);
+        }
+        of_node += rows.size() > 1 ? rounded_to(options.sum_bits, of_rank) : of_rank;
+        rows_of_node += rows.size();
+      }
+      total += width < ranks && rows_of_node > 1 ? rounded_to(options.sum_bits, of_node) : of_node;
+    }
+    // Two roundings of sums, those of up to 64 additions in fp32, and the last one.
+    const double sums = magnitude * (std::ldexp(2.0, 8 - options.sum_bits) + 64 * 0x1p-24);
+    result.x.push_back(bf16_bits(total));
+    result.sum.push_back(exact);
+    result.tolerance.push_back(sums + (std::fabs(exact) + sums) * 0x1p-8 + 0x1p-126);
+  }
+  return result;
+}
+
 std::vector<Combined> low_latency_combine(const LowLatencyDispatched& dispatched,
                                           std::span<const LowLatencyCombineInput> inputs, std::int64_t hidden,
                                           const LowLatencyCombineOptions& options) {
@@ -167,11 +215,10 @@ std::vector<Combined> low_latency_combine(const LowLatencyDispatched& dispatched
         const std::int64_t row = dispatched.selection_row[o][one];
         if (row < 0 || masked(options.masks, shape.ranks, owner, rank)) continue;
         const auto r = static_cast<std::size_t>(rank);
-        rows[options.unreduced ? o : r].push_back(  // all at the owner, as if they were its own
-            {Row(inputs[r].x).subspan(at(row, hidden), at(hidden, 1)),
-             selection.weights.empty() ? 1.0f : selection.weights[one]});
+        rows[r].push_back({Row(inputs[r].x).subspan(at(row, hidden), at(hidden, 1)),
+                           selection.weights.empty() ? 1.0f : selection.weights[one]});
       }
-      results[o].append(combine_row(owner, rows, hidden, options.ranks_per_node, options.fused));
+      results[o].append(low_latency_sum(rows, hidden, options));
     }
   }
   return results;

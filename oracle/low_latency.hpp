@@ -2,7 +2,7 @@
 //
 // Symbols: R ranks, E experts, L = E / R local experts, M max_tokens, H hidden, K top-k, P = R * M. Dispatch gives the
 // routes alone: counts, ranges, and which token each row is. `difference` compares the rows, one after the other, as a
-// host cannot hold the data of all ranks at once; `combine_row` makes the sums of one token.
+// host cannot hold the data of all ranks at once.
 #pragma once
 
 #include <cstddef>
@@ -103,16 +103,19 @@ struct LowLatencyCombineInput {
 };
 
 struct LowLatencyCombineOptions {
-  bool fused = false;  ///< see combine_row
-  /// The owner adds all rows itself, in fp32, selections ascending, and rounds once.
-  bool unreduced = false;
   Masks masks{};
-  /// By rails: a node that is not the owner's sends one part. 0: every rank sends its own.
-  int ranks_per_node = 0;
+  int ranks_per_node = 0;  ///< so many consecutive ranks make a node; 0: all do
+  int sum_bits = 24;       ///< the upper bits of a float that a sum of several rows keeps: 16, 24 or 32
 };
 
-/// Each rank adds its experts' weighted rows, selections ascending, and the owner their parts, as combine_row says (but
-/// see `unreduced`).
+/// A token's sum, whatever way its rows take. rows_of_ranks[r]: what the token has of rank r, selections ascending. The
+/// rows of a rank are added from zero on, by fused multiply-adds, in the order of selections; the ranks' sums of a node
+/// from zero on, ranks ascending; the nodes' sums, ascending; and the last sum is rounded to bfloat16. A sum of several
+/// rows of a rank, or, where there are several nodes, of a node, is rounded to sum_bits, to nearest, ties away from
+/// zero.
+Combined low_latency_sum(std::span<const std::vector<WeightedRow>> rows_of_ranks, std::int64_t hidden,
+                         const LowLatencyCombineOptions& options = {});
+/// Of all tokens.
 std::vector<Combined> low_latency_combine(const LowLatencyDispatched& dispatched,
                                           std::span<const LowLatencyCombineInput> inputs, std::int64_t hidden,
                                           const LowLatencyCombineOptions& options = {});

@@ -38,13 +38,13 @@ class RowSum {
       : sums_(static_cast<std::size_t>(hidden), 0.0f), exact_(sums_.size(), 0.0), tolerance_(sums_.size(), 0.0) {}
 
   /// One rank's part, which is rounded where it is added up.
-  void add(std::span<const WeightedRow> rows, bool fused) {
+  void add(std::span<const WeightedRow> rows) {
     for (std::size_t h = 0; h < sums_.size(); ++h) {
       float part = 0;
       double magnitude = 0;
       for (const WeightedRow& row : rows) {
         const float value = bf16_value(row.x[h]);
-        part = fused ? std::fma(row.weight, value, part) : part + row.weight * value;
+        part += row.weight * value;
         const double product = static_cast<double>(row.weight) * static_cast<double>(value);
         exact_[h] += product;
         magnitude += std::fabs(product);
@@ -144,7 +144,7 @@ void Combined::append(const Combined& rows) {
 }
 
 Combined combine_row(int owner, std::span<const std::vector<WeightedRow>> rows_of_ranks, std::int64_t hidden,
-                     int ranks_per_node, bool fused, std::span<const Row> biases) {
+                     int ranks_per_node, std::span<const Row> biases) {
   const int ranks = static_cast<int>(rows_of_ranks.size());
   const int width = ranks_per_node;
   if (width < 0 || (width > 0 && ranks % width != 0)) {
@@ -152,7 +152,7 @@ Combined combine_row(int owner, std::span<const std::vector<WeightedRow>> rows_o
   }
   RowSum sum(hidden);
   for (const Row bias : biases) {
-    if (!bias.empty()) sum.add(std::array{WeightedRow{bias}}, fused);
+    if (!bias.empty()) sum.add(std::array{WeightedRow{bias}});
   }
   std::optional<RowSum> of_node;  // of a node whose ranks' parts come as one
   for (int rank = 0; rank < ranks; ++rank) {
@@ -160,7 +160,7 @@ Combined combine_row(int owner, std::span<const std::vector<WeightedRow>> rows_o
     const std::vector<WeightedRow>& rows = rows_of_ranks[static_cast<std::size_t>(rank)];
     if (!rows.empty()) {
       if (together && !of_node) of_node.emplace(hidden);
-      (together ? *of_node : sum).add(rows, fused);
+      (together ? *of_node : sum).add(rows);
     }
     if (of_node && (rank + 1) % width == 0) {
       sum.add_rounded(*of_node);
@@ -200,7 +200,7 @@ std::vector<Combined> combine(const Dispatched& dispatched, std::span<const Comb
         }
         for (std::size_t k = 0; k < weights.size(); ++k) weights[k] += of_node[k];
       }
-      result.append(combine_row(static_cast<int>(owner), rows, hidden, static_cast<int>(width), false,
+      result.append(combine_row(static_cast<int>(owner), rows, hidden, static_cast<int>(width),
                                 std::array{row_of(own.bias_0, t), row_of(own.bias_1, t)}));
       result.topk_weights.insert(result.topk_weights.end(), weights.begin(), weights.end());
     }

@@ -98,9 +98,8 @@ struct WeightedRow {
 /// fp32, ranks ascending, rounded at the end. rows_of_ranks[r]: what rank r adds up in fp32 and rounds, in this order;
 /// where there is none, r has no part in the sum. `ranks_per_node`: 0 = the parts are added one by one. Otherwise so
 /// many consecutive ranks make a node, and what comes of another node's ranks is added up first, and rounded; it
-/// divides the number of ranks. `fused`: each term by one fused multiply-add, as GPUs do it; else product and sum round
-/// separately.
+/// divides the number of ranks.
 Combined combine_row(int owner, std::span<const std::vector<WeightedRow>> rows_of_ranks, std::int64_t hidden,
-                     int ranks_per_node = 0, bool fused = false, std::span<const Row> biases = {});
+                     int ranks_per_node = 0, std::span<const Row> biases = {});
 
 }  // namespace deep_ep::oracle

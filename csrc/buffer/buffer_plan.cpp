@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "csrc/buffer/options.hpp"
 #include "csrc/support/format.hpp"
 #include "kernels/low_latency/params.hpp"
 #include "kernels/normal/params.hpp"
@@ -28,7 +29,8 @@ BufferPlan BufferPlan::make(const BufferOptions& asked, const NodeMembership& no
   layout.control = {plan.grid, options.max_local_experts,
                     static_cast<int>(std::clamp<std::size_t>(tokens, 2, kMostWindowTokens))};
   layout.low_latency =
-      LowLatencyWindow::make(layout.low_latency_at(), options.low_latency.bytes, num_ranks, options.max_local_experts);
+      LowLatencyWindow::make(layout.low_latency_at(), options.low_latency.bytes, num_ranks, options.max_local_experts,
+                             rest_bits_of(options.low_latency.sums));
   if (options.low_latency.bytes != 0 && layout.low_latency.slots == 0) {
     fail<InvalidArgument>(
         "low_latency.bytes is {}, which does not even hold a token of each of {} ranks: see "
@@ -37,6 +39,7 @@ BufferPlan BufferPlan::make(const BufferOptions& asked, const NodeMembership& no
   }
   if (LowLatencyReach& reach = plan.reach; options.low_latency.bytes != 0) {
     const LowLatencyOptions& asked_for = options.low_latency;
+    reach.node_width = width;
     reach.far = nodes.reached_by_rdma(asked_for.allow_nvlink);
     reach.rails_always = asked_for.rails == LowLatencyRails::always;
     reach.why_no_rails = asked_for.rails == LowLatencyRails::never ? "as asked for"

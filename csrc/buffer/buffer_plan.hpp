@@ -32,6 +32,7 @@ struct HeapLayout {
 /// Which ranks low-latency calls of a rank reach by RDMA, and whether their rows may go by rails: see LowLatencyRails.
 struct LowLatencyReach {
   std::vector<int> far;           ///< ranks that are reached by RDMA
+  int node_width = 0;             ///< see LowLatencyParams
   int rail_width = 0;             ///< ranks of a node, where calls may go by rails; else 0
   bool rails_always = false;      ///< wherever they may; else where they pay
   const char* why_no_rails = "";  ///< where they may not

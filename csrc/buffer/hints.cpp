@@ -7,7 +7,6 @@
 #include "csrc/memory/arena.hpp"
 #include "csrc/support/format.hpp"
 #include "deep_ep/buffer.hpp"
-#include "kernels/low_latency/combine/shared.hpp"
 #include "kernels/low_latency/params.hpp"
 
 namespace deep_ep {
@@ -40,12 +39,22 @@ std::size_t Buffer::low_latency_bytes_hint(int max_tokens, std::int64_t hidden, 
   check_range("num_experts", num_experts, 1, 1 << 20);
   // The largest rows: those of a dispatch in bfloat16, with as many selections as there may be.
   const std::size_t row_bytes = LowLatencyRow{static_cast<int>(hidden), kMaxTopk, LowLatencyFormat::bf16, true}.bytes();
-  // Calls with hooks keep a combine's rows of all sources together, one for each selection: room for so many.
+  // Of a combine, sums. Calls with hooks keep the rows of all sources together, one for each selection: room for so many.
   constexpr std::size_t kSelections = 8;
-  const std::size_t unreduced = kSelections * device::low_latency::CombineWire{static_cast<int>(hidden)}.bytes();
+  const int rest_bits = rest_bits_of(sums_in_effect(LowLatencySums::automatic));
+  const CombineRowFormat format{static_cast<int>(hidden), rest_bits};
   const auto ranks = static_cast<std::size_t>(num_ranks), tokens = static_cast<std::size_t>(max_tokens);
-  const std::size_t of_source = std::max(row_bytes, align_to_line((unreduced + ranks - 1) / ranks));
-  const std::size_t of_token = ranks * std::max(LowLatencyWindow::kBytesPerSlot, LowLatencyWindow::kParts * of_source);
+  const std::size_t unreduced = align_to_line((kSelections * format.bytes(false) + ranks - 1) / ranks);
+  const std::size_t combine_bytes = std::max<std::size_t>(format.bytes(true), unreduced);
+  // The window is shared by the bytes of a channel: for each of them a source has so much in a call.
+  using Window = LowLatencyWindow;
+  const auto of_channel_byte = [&](std::size_t bytes, LowLatencyKind kind) {
+    const std::size_t share = Window::channel_bytes(kind, rest_bits);
+    return (bytes + share - 1) / share;
+  };
+  const std::size_t of_source = std::max(of_channel_byte(row_bytes, LowLatencyKind::dispatch),
+                                         of_channel_byte(combine_bytes, LowLatencyKind::combine));
+  const std::size_t of_token = ranks * std::max(Window::kBytesPerSlot, 2 * Window::shares(rest_bits) * of_source);
   constexpr std::size_t kMost = std::size_t{7} << 30;  // with signals a tenth of what a GPU has
   const std::size_t fits = kMost / of_token;
   if (tokens <= fits) return align_up(tokens * of_token, std::size_t{1} << 20);

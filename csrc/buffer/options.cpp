@@ -46,6 +46,7 @@ auto numbers_of(const BufferOptions& options) {
              low_latency.masking ? std::ceil(std::min(*options.timeout_s, 1e9) * 1e3) : 0),
       number("low_latency.allow_nvlink", low_latency.allow_nvlink),
       number("low_latency.rails", low_latency.rails),
+      number("low_latency.sums", low_latency.sums),
       number("low_latency.lanes", low_latency.lanes),
       number("internode.lanes", internode.lanes),
       number("internode.num_qps_per_rank", internode.num_qps_per_rank),
@@ -63,6 +64,12 @@ struct Facts {
 };
 
 }  // namespace
+
+LowLatencySums sums_in_effect(LowLatencySums asked) {
+  if (asked != LowLatencySums::automatic) return asked;
+  const std::string word = environment::text("DEEP_EP_LOW_LATENCY_SUMS");
+  return word == "bf16" ? LowLatencySums::bf16 : word == "fp32" ? LowLatencySums::fp32 : LowLatencySums::fp24;
+}
 
 BufferOptions with_environment(BufferOptions options, int num_ranks) {
   options.timeout_s = timeout_in_effect(options.timeout_s);
@@ -91,6 +98,7 @@ BufferOptions with_environment(BufferOptions options, int num_ranks) {
     if (word == "always") low_latency.rails = LowLatencyRails::always;
     if (word == "never") low_latency.rails = LowLatencyRails::never;
   }
+  low_latency.sums = sums_in_effect(low_latency.sums);
   low_latency.lanes = lanes_of("low_latency", low_latency.lanes, "DEEP_EP_LOW_LATENCY_LANES");
   if (!low_latency.allow_nvlink) return options;
   const environment::Value word = environment::Reader{}.value("DEEP_EP_NVLINK");

@@ -33,6 +33,13 @@ AgreedOptions agree_on_options(Bootstrap& bootstrap, const BufferOptions& option
 /// where that is auto.
 BufferOptions with_environment(BufferOptions options, int num_ranks);
 
+/// `asked`, or what DEEP_EP_LOW_LATENCY_SUMS says.
+LowLatencySums sums_in_effect(LowLatencySums asked);
+/// What of a channel of a sum travels besides the upper 16 bits: see CombineRowFormat.
+constexpr int rest_bits_of(LowLatencySums sums) {
+  return sums == LowLatencySums::bf16 ? 0 : sums == LowLatencySums::fp32 ? 16 : 8;
+}
+
 /// The policy of a rank with `mine`, where all ranks have said what they run on. Kernels of ranks that share a GPU wait
 /// for each other too, so all their blocks must run side by side: each rank has an equal part of its multiprocessors at
 /// most, whatever its context has: with CUDA MPS and no percentage set, every context has all of them. An eighth is

@@ -14,12 +14,21 @@
 namespace deep_ep {
 
 /// How rows of low-latency calls cross the network: once for each rank with experts of the token; or, by rails, once
-/// for each such node, to the rank with the sender's index, which stores the row on over NVLink. By rails combine
-/// rounds once more, for each node.
+/// for each such node, to the rank with the sender's index, which stores the row on over NVLink. Results have the same
+/// bits either way.
 enum class LowLatencyRails : std::uint8_t {
   automatic,  ///< by rails if a model of the call says that they save more time than the additional hop takes
   always,     ///< if possible, see LowLatencyOptions::rails
   never,
+};
+
+/// How the sum of several rows of a token travels in low-latency combine, from the rank or node that has added it up in
+/// fp32. A single row travels as it is. The owner's sum of these is rounded to bfloat16 once more.
+enum class LowLatencySums : std::uint8_t {
+  automatic,  ///< what DEEP_EP_LOW_LATENCY_SUMS says; its default is fp24
+  fp24,       ///< fp32 without its lowest 8 bits: 16 significant ones
+  fp32,       ///< as added
+  bf16,       ///< the fewest bytes: 8 significant bits
 };
 
 /// Options of the low-latency calls, equal on all ranks. Without `bytes` the others have no effect.
@@ -38,6 +47,8 @@ struct LowLatencyOptions {
   /// consecutive ranks, two or more, NVLink, and no masking (the rail of a lost rank would be lost, too). Calls with
   /// return_recv_hook never take them. Buffer::describe says why rows do not take rails.
   LowLatencyRails rails = LowLatencyRails::automatic;
+  /// How exact combine is.
+  LowLatencySums sums = LowLatencySums::automatic;
   /// Queue pairs that the rows of a call take in turn to a remote rank: 1, 2 or 4. More of them use more paths of an
   /// Ethernet network. 0: DEEP_EP_LOW_LATENCY_LANES decides; its default is 1, and more on Ethernet with few remote
   /// ranks.

@@ -66,6 +66,8 @@ struct LowLatencyParams {
   int num_far = 0;
   int lanes = 1;           ///< to each far rank: queue pairs that rows take in turn, a power of two
   Divisor rail_width = 0;  ///< ranks of a node, where rows of this call go by rails; else 0
+  /// Ranks of a node, by which combine adds, if there are several nodes of equally many consecutive ranks; else 0.
+  Divisor node_width = 0;
   /// Blocks of the grid that move rows. Those behind them post to far ranks, over one lane in each warp; where nobody
   /// is far, there is at most one, and it tells the peers what concerns all of them.
   int working_blocks = 0;
@@ -253,8 +255,48 @@ struct LowLatencySignals {
   std::uint32_t expected = 0;  ///< a word says so once it is at least this
 };
 
+/// A row of combine as it travels from an expert's rank to the token's owner: LL128 lines with vectors of bfloat16, the
+/// upper halves of the channels. Behind them a sum of several rows has lines with the rest of each channel, the next 8
+/// or 16 bits.
+struct CombineRowFormat {
+  int hidden = 0;
+  int rest_bits = 0;  ///< of a channel of a sum: 0, 8 or 16
+  // Kernels find the numbers that follow among their parameters: registers are scarce.
+  int vectors = hidden / 8;
+  std::uint32_t lines = tagged_lines(2 * static_cast<std::uint32_t>(hidden));  ///< without the rest
+  int line_groups = (static_cast<int>(lines) + device::kWarpLines - 1) / device::kWarpLines;   ///< of four lines: a warp's work at once
+
+  /// In the window, with the rest or without it.
+  DEEP_EP_HOST_DEVICE std::uint32_t bytes(bool rest) const {
+    const std::uint32_t of_8_bits = lines / 8 * 4 + (lines % 8 < 4 ? lines % 8 : 4);
+    const std::uint32_t rest_lines = rest_bits == 0 ? 0 : rest_bits == 8 ? of_8_bits : lines;
+    return (lines + (rest ? rest_lines : 0)) * kTaggedLine;
+  }
+  /// The line with the rest of what `line` has: of 16 bits one for each line, of 8 bits one for two lines that are four
+  /// apart, which the same lane of a warp has.
+  DEEP_EP_DEVICE std::uint32_t rest_line(std::uint32_t line) const {
+    return lines + (rest_bits == 16 ? line : line / 8 * 4 + line % 4);
+  }
+  /// Of 8 bits: which of the two lines, 0 or 1.
+  DEEP_EP_DEVICE static int rest_half(std::uint32_t line) { return static_cast<int>(line / 4 % 2); }
+  /// The vector of the row that the lane has in a line; -1: none.
+  DEEP_EP_DEVICE int vector(std::uint32_t line) const {
+    const int vector = device::LineLane().vector(line);
+    return vector < vectors ? vector : -1;
+  }
+  /// By a whole warp: stores the lane's part of a line into the row at `to`.
+  DEEP_EP_DEVICE void store(std::byte* to, std::uint32_t line, const device::Vec16& vector, std::uint64_t tag) const {
+    device::store_line(to + device::LineLane().byte_at(line), device::tagged_part(vector, line, tag), line < lines);
+  }
+  /// The same of the line with its rest, of which the lane has the part that it has of the line.
+  DEEP_EP_DEVICE void store_rest(std::byte* to, std::uint32_t line, const device::Vec16& vector, std::uint64_t tag) const {
+    device::store_line(to + device::LineLane().byte_at(rest_line(line)), device::tagged_part(vector, line, tag), line < lines);
+  }
+};
+
 struct LowLatencyCombineParams : LowLatencyCallParams {
-  std::uint32_t row_bytes;  ///< of a row as it travels
+  std::uint32_t row_bytes;  ///< room for a row as it travels
+  CombineRowFormat format;
 
   // As expert side: what is sent.
   const std::byte* x;  ///< rows as dispatch laid them out, bfloat16

@@ -173,6 +173,10 @@ struct RankCall {
   DEEP_EP_DEVICE Place<std::byte> row(int source, int slot) const {
     return common.window.rows[kIndex].at(epoch, source, slot, row_bytes);
   }
+  /// The same place in lines of the heap.
+  DEEP_EP_DEVICE std::uint32_t row_line(int source, int slot) const {
+    return common.window.rows[kIndex].line_at(epoch, source) + static_cast<std::uint32_t>(slot) * (row_bytes / kLine);
+  }
   /// The place from which a poster sends row `index` to rank `to`, or to all peers: see LowLatencyWindow.
   DEEP_EP_DEVICE Place<std::byte> staged_row(int to, int index) const {
     return common.window.staged_rows.at(epoch, to, index, row_bytes);
@@ -325,11 +329,11 @@ class CallPoster {
 
   /// Posts the rows that go by this lane of those that are staged for `to` by so many warps, in the order of their
   /// numbers: `place_of(number)`, by the whole warp, a number below `count` each, is the position of which the peer is
-  /// told; 0: it does not get the row. Never holds back one that is ready with all before it. An addition may wait for
-  /// the writes before it, a round trip: so the peer is told again only when what it was told before has arrived. Call
-  /// tell_rest() behind the last rows.
-  template <class PlaceOf>
-  DEEP_EP_DEVICE void post_rows(int count, int to, int warps, PlaceOf place_of) {
+  /// told; 0: it does not get the row. `bytes_of(number)`: of a row that is staged. Never holds back one that is ready
+  /// with all before it. An addition may wait for the writes before it, a round trip: so the peer is told again only
+  /// when what it was told before has arrived. Call tell_rest() behind the last rows.
+  template <class PlaceOf, class BytesOf>
+  DEEP_EP_DEVICE void post_rows(int count, int to, int warps, PlaceOf place_of, BytesOf bytes_of) {
     for (int begin = 0; begin < count; begin += kWarpSize) {
       const int number = begin + lane_index();
       const int place = place_of(number < count ? number : -1);
@@ -346,7 +350,8 @@ class CallPoster {
         if (now != 0) {
           const bool mine_now = (now >> lane_index() & 1) != 0;
           const Place<std::byte> at_peer = call.posted_row(place - 1);
-          if (!queue.put(at_peer.offset, call.staged_row(to, number).offset, call.row_bytes, mine_now)) return;
+          const std::uint32_t bytes = mine_now ? bytes_of(number) : 0;
+          if (!queue.put(at_peer.offset, call.staged_row(to, number).offset, bytes, mine_now)) return;
           untold_ = warp::max(mine_now ? place : 0);
           left &= ~now;
         }

@@ -2,7 +2,7 @@
 // staging memory, which this rank's NIC reads from.
 //
 // The window has the same layout on every rank: a control part, whose layout does not depend on any call, so that rows
-// of one call can never be read as signals of another; then rows, in equal parts: of dispatch and of combine, for even
+// of one call can never be read as signals of another; then rows, in parts: of dispatch and of combine, for even
 // and for odd epochs, for each source. Within a part, a call lays its rows out by its own row size, always in tagged
 // lines (line.hpp), so that the tags of all calls lie at the same places.
 //
@@ -45,32 +45,35 @@ struct alignas(kLine) LowLatencyMailbox {
 /// Memory of calls: for even and for odd epochs so many parts of equal size, each of one source, of one peer ...
 template <class T>
 struct LowLatencyParts {
-  std::size_t begin = 0, part_bytes = 0;
+  std::uint32_t begin = 0, part_lines = 0;  ///< in lines: kernels have them in half of the registers
   int parts = 0;
 
   /// So many parts, each of whole lines, so that no two sources write to the same one.
   void carve(Carver& carver, std::size_t count, std::size_t items) {
-    part_bytes = align_to_line(items * sizeof(T));
+    part_lines = static_cast<std::uint32_t>(align_to_line(items * sizeof(T)) / kLine);
     parts = static_cast<int>(count);
-    begin = carver.place<std::byte>(2 * count * part_bytes, kLine);
+    begin = static_cast<std::uint32_t>(carver.place<std::byte>(2 * count * part_bytes(), kLine) / kLine);
   }
+  std::size_t part_bytes() const { return std::size_t{part_lines} * kLine; }
   /// Item number `item` of a part. A call's rows have a size (a multiple of kTaggedLine) of their own.
   DEEP_EP_HOST_DEVICE Place<T> at(std::uint64_t epoch, int part, int item = 0,
                                   std::size_t item_bytes = sizeof(T)) const {
-    const int index = static_cast<int>(epoch & 1) * parts + part;
-    return {begin + static_cast<std::size_t>(index) * part_bytes + static_cast<std::size_t>(item) * item_bytes};
+    return {std::size_t{line_at(epoch, part)} * kLine + static_cast<std::size_t>(item) * item_bytes};
+  }
+  /// The first line of a part in the heap.
+  DEEP_EP_HOST_DEVICE std::uint32_t line_at(std::uint64_t epoch, int part) const {
+    return begin + static_cast<std::uint32_t>(static_cast<int>(epoch & 1) * parts + part) * part_lines;
   }
 };
 
 struct LowLatencyWindow {
   static constexpr std::size_t kBytesPerSlot = 8192;           ///< of the window, for each source: decides the slots
-  static constexpr std::size_t kParts = 2 * kLowLatencyKinds;  ///< of rows, for each source
   static constexpr int kMostWarpsPerRow = 16;                  ///< that share a row of combine, or by rails add one
 
   std::size_t begin = 0;         ///< offset in the heap
   std::uint32_t slots = 0;       ///< tokens that a rank may send in one call
   std::size_t bytes = 0;         ///< 0: there is no window
-  std::size_t source_bytes = 0;  ///< room for the rows of one source in one call
+  std::size_t source_bytes[kLowLatencyKinds] = {};  ///< room for the rows of one source in one call
 
   // A part for each source.
   LowLatencyParts<Cell> counts;      ///< of a dispatch: a CountHead, then in each cell the rows of two local experts
@@ -96,8 +99,19 @@ struct LowLatencyWindow {
   /// Combine: this rank's own parts of the rows of that rank's tokens.
   LowLatencyParts<std::byte> relayed[kLowLatencyKinds];
 
+  /// Rows of the two kinds share the window as their channels do, at most: 2 bytes of a dispatch, and of a combine the
+  /// rest of a sum besides (CombineRowFormat).
+  static constexpr std::size_t channel_bytes(LowLatencyKind kind, int rest_bits) {
+    return kind == LowLatencyKind::dispatch ? 2 : 2 + static_cast<std::size_t>(rest_bits) / 8;
+  }
+  /// What a source has of all rows in one call of each kind, for each byte of a channel.
+  static constexpr std::size_t shares(int rest_bits) {
+    return channel_bytes(LowLatencyKind::dispatch, rest_bits) + channel_bytes(LowLatencyKind::combine, rest_bits);
+  }
+
   /// A window at `begin` of the heap in which rows have `bytes` bytes.
-  static LowLatencyWindow make(std::size_t begin, std::size_t bytes, int num_ranks, int max_local_experts) {
+  static LowLatencyWindow make(std::size_t begin, std::size_t bytes, int num_ranks, int max_local_experts,
+                               int rest_bits = 8) {
     const auto ranks = static_cast<std::size_t>(num_ranks);
     LowLatencyWindow window;
     window.begin = begin;
@@ -110,9 +124,12 @@ struct LowLatencyWindow {
     window.mailboxes_ = carver.place<LowLatencyMailbox>(2 * kLowLatencyKinds * ranks);
     window.counts.carve(carver, ranks, 1 + (static_cast<std::size_t>(max_local_experts) + 1) / 2);
     window.selections.carve(carver, ranks, std::size_t{window.slots} * kMaxTopk);
-    window.source_bytes = bytes / (kParts * ranks) / kLine * kLine;
-    for (auto& rows : window.rows) rows.carve(carver, ranks, window.source_bytes);
-    window.bytes = window.rows[0].begin - begin + bytes / kLine * kLine;
+    for (std::size_t kind = 0; kind < kLowLatencyKinds; ++kind) {
+      const std::size_t share = channel_bytes(static_cast<LowLatencyKind>(kind), rest_bits);
+      window.source_bytes[kind] = bytes / (2 * ranks) * share / shares(rest_bits) / kLine * kLine;
+      window.rows[kind].carve(carver, ranks, window.source_bytes[kind]);
+    }
+    window.bytes = window.of_calls().offset - begin + bytes / kLine * kLine;
     return window;
   }
 
@@ -122,16 +139,18 @@ struct LowLatencyWindow {
     Carver carver = Carver::without_memory();
     carver.place<std::byte>(begin + bytes);
     ready.carve(carver, ranks + 1, std::size_t{slots} * kMostWarpsPerRow);
-    staged_counts.carve(carver, ranks, counts.part_bytes / sizeof(Cell));
-    staged_selections.carve(carver, ranks, selections.part_bytes / sizeof(Cell));
-    staged_rows.carve(carver, ranks + 1, source_bytes);
-    for (auto& of : relayed) of.carve(carver, static_cast<std::size_t>(nodes), source_bytes);
+    staged_counts.carve(carver, ranks, counts.part_bytes() / sizeof(Cell));
+    staged_selections.carve(carver, ranks, selections.part_bytes() / sizeof(Cell));
+    staged_rows.carve(carver, ranks + 1, std::max(source_bytes[0], source_bytes[1]));
+    for (std::size_t kind = 0; kind < kLowLatencyKinds; ++kind) {
+      relayed[kind].carve(carver, static_cast<std::size_t>(nodes), source_bytes[kind]);
+    }
     staging_bytes = carver.bytes() - begin - bytes;
   }
 
   /// Only the call under way needs this memory. Zeros stand for nothing there.
-  Place<std::byte> of_calls() const { return {rows[0].begin}; }
-  std::size_t bytes_of_calls() const { return begin + bytes - rows[0].begin; }
+  Place<std::byte> of_calls() const { return rows[0].at(0, 0); }
+  std::size_t bytes_of_calls() const { return begin + bytes - of_calls().offset; }
 
   /// A word (see LowLatencyMailbox) by which `source` tells something to the rank whose heap it is.
   DEEP_EP_HOST_DEVICE Place<std::uint64_t> word(LowLatencyKind kind, int source, int index) const {

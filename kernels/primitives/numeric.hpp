@@ -8,6 +8,28 @@ namespace deep_ep::device {
 DEEP_EP_HOST_DEVICE constexpr float float_from_bits(std::uint32_t bits) { return __builtin_bit_cast(float, bits); }
 DEEP_EP_HOST_DEVICE constexpr std::uint32_t bits_of(float value) { return __builtin_bit_cast(std::uint32_t, value); }
 
+/// The product, rounded: never part of a fused multiply-add.
+DEEP_EP_DEVICE float rounded_product(float a, float b) {
+#if DEEP_EP_TARGET_CUDA
+  return __fmul_rn(a, b);
+#else
+  volatile float product = a * b;  // compilers may fuse it with an addition otherwise
+  return product;
+#endif
+}
+
+/// Four of the eight bytes of `low` (0 to 3) and `high` (4 to 7): the lowest digit of `bytes` says which is the lowest.
+DEEP_EP_DEVICE std::uint32_t permute_bytes(std::uint32_t low, std::uint32_t high, std::uint32_t bytes) {
+#if DEEP_EP_TARGET_CUDA
+  return __byte_perm(low, high, bytes);
+#else
+  const std::uint64_t all = std::uint64_t{high} << 32 | low;
+  std::uint32_t result = 0;
+  for (int i = 0; i < 4; ++i) result |= static_cast<std::uint32_t>(all >> (bytes >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+  return result;
+#endif
+}
+
 // Two bf16 in a word, the lower address in the lower half.
 
 DEEP_EP_HOST_DEVICE float bf16_low(std::uint32_t pair) { return float_from_bits(pair << 16); }

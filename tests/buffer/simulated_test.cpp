@@ -30,18 +30,17 @@ INSTANTIATE_TEST_SUITE_P(On, RailsOnlyTest, testing::ValuesIn(kRailsOnlyPlaces),
 
 TEST_P(RailsOnlyTest, LowLatencyCallsWithHooksAndWithout) {
   const LowLatencyCombineCase one = rail_case();
-  const Combined direct = one.expected();
-  const Combined at_once = GetParam().topology == Topology::rails ? one.expected_by_rails(2) : direct;
+  const Combined expected = one.expected(ranks_per_node_of(GetParam().topology, 4));
   run_with_buffers(few_blocks(), low_latency_options(4, 6, 256), [&](Rank& rank, Buffer& buffer) {
     require(buffer.describe().find("rails only") != std::string::npos, buffer.describe());
     for (int call = 0; call < 2; ++call) {
       const auto sent = buffer.low_latency_dispatch(with_hook(upload_arguments(rank, one.before)), rank.call());
       check_low_latency_dispatch(rank, one.before, received(sent));
       const auto dispatched = dispatch_and_check(rank, buffer, one.before);
-      combine_twice(rank, buffer, one, at_once, dispatched.handle);
+      combine_twice(rank, buffer, one, expected, dispatched.handle);
       const auto combine = with_hook(upload_combine(rank, one, dispatched.handle));
       const Tensor combined = received(buffer.low_latency_combine(combine, rank.call())).combined_x;
-      check_low_latency_combine(rank, one, direct, combined.view());
+      check_low_latency_combine(rank, one, expected, combined.view());
       buffer.low_latency_clean(rank.call().stream);
     }
     buffer.check();

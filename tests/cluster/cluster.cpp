@@ -71,6 +71,11 @@ std::vector<std::string> run_threads(const ClusterOptions& options, const RankFu
 
 }  // namespace
 
+int ranks_per_node_of(Topology topology, int ranks) {
+  if (topology != Topology::two_nodes && topology != Topology::rails) return 0;
+  return ranks % 2 == 0 ? ranks / 2 : 1;
+}
+
 std::string to_string(const Where& where) {
   constexpr const char* kTopologies[] = {"", "_only_rdma", "_two_nodes", "_rails"};
   return std::string(where.target == Target::host ? "host" : "cuda") +
@@ -104,9 +109,9 @@ Buffer& Rank::buffer(const BufferOptions& options) {
 Buffer Rank::own_buffer(BufferOptions options) const {
   if (!options.timeout_s) options.timeout_s = timeout_of(options_);
   const Topology topology = options_.where.topology;
-  const int half = size() % 2 == 0 ? size() / 2 : 1;
-  if (topology == Topology::two_nodes) options.ranks_per_node = half;
-  if (topology == Topology::rails && options.ranks_per_node == 0) options.ranks_per_node = half;
+  const int width = ranks_per_node_of(topology, size());
+  if (topology == Topology::two_nodes) options.ranks_per_node = width;
+  if (topology == Topology::rails && options.ranks_per_node == 0) options.ranks_per_node = width;
   if (options.low_latency.bytes == 0) return Buffer(bootstrap_, executor_, options);
   if (topology == Topology::only_rdma) options.low_latency.allow_nvlink = false;
   LowLatencyRails& rails = options.low_latency.rails;

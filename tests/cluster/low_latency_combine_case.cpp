@@ -12,22 +12,10 @@ constexpr std::uint16_t kNan = 0x7fc1;
 
 }  // namespace
 
-std::vector<oracle::Combined> LowLatencyCombineCase::expected() const {
+std::vector<oracle::Combined> LowLatencyCombineCase::expected(int ranks_per_node) const {
   oracle::LowLatencyCombineOptions how = options;
-  how.fused = true;
+  if (ranks_per_node != 0) how.ranks_per_node = ranks_per_node;
   return oracle::low_latency_combine(before.dispatched, inputs, hidden, how);
-}
-
-std::vector<oracle::Combined> LowLatencyCombineCase::expected_by_rails(int ranks_per_node) const {
-  LowLatencyCombineCase by_rails = *this;
-  by_rails.options.ranks_per_node = ranks_per_node;
-  return by_rails.expected();
-}
-
-std::vector<oracle::Combined> LowLatencyCombineCase::expected_with_hooks(Topology topology) const {
-  LowLatencyCombineCase hooked = *this;
-  hooked.options.unreduced = topology == Topology::one_node;
-  return hooked.expected();
 }
 
 LowLatencyCombineCase make_low_latency_combine_case(const LowLatencyCaseShape& shape, std::int64_t hidden) {

@@ -14,12 +14,8 @@ struct LowLatencyCombineCase {
   std::vector<oracle::LowLatencyCombineInput> inputs;  ///< one per rank; rows that no token fills are NaN
   oracle::LowLatencyCombineOptions options{};
 
-  /// What the oracle expects.
-  std::vector<oracle::Combined> expected() const;
-  /// The same where rows go by rails.
-  std::vector<oracle::Combined> expected_by_rails(int ranks_per_node) const;
-  /// The same with hooks, without masking: within a node owners get the rows as the experts left them.
-  std::vector<oracle::Combined> expected_with_hooks(Topology topology) const;
+  /// What the oracle expects, whatever way rows take. 0: as the options say.
+  std::vector<oracle::Combined> expected(int ranks_per_node = 0) const;
 };
 
 /// `hidden` 0: as dispatched.

@@ -165,7 +165,7 @@ Data make_data(const Plan& plan) {
                                                                .format = oracle::RowFormat::bf16,
                                                                .seed = seed});
     fill_by_token(data.low_latency[i]);
-    if (plan.topology == Topology::rails) data.low_latency[i].options.ranks_per_node = plan.ranks / 2;
+    data.low_latency[i].options.ranks_per_node = plan.ranks_per_node();
   }
   return data;
 }

@@ -115,7 +115,6 @@ struct RankRun::Calls {
     look_at_masks();
     const auto check = [&](const std::vector<int>& left_out) {
       one.options.masks = masks_of(plan.ranks, rank.rank(), left_out);
-      one.options.unreduced = step.hook && !plan.masking && plan.topology == test::Topology::one_node;
       check_low_latency_combine(rank, one, one.expected(), result.combined_x.view());
     };
     check_with_some(before, check);

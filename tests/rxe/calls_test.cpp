@@ -39,7 +39,7 @@ std::vector<std::int64_t> tokens_of(int ranks, std::int64_t first, std::int64_t 
 void run_low_latency_calls(const std::shared_ptr<Bootstrap>& bootstrap, int rails_of = 0) {
   Rank rank = make_rank(bootstrap);
   BufferOptions buffer_options = low_latency_options(rank.size(), kTokens, kHidden);
-  // Left to the library, a slow device would have rails, which round otherwise.
+  // Left to the library, a slow device would have rails.
   if (rails_of == 0) buffer_options.low_latency.rails = LowLatencyRails::never;
   Buffer& buffer = rank.buffer(buffer_options);
   const std::vector<std::int64_t> tokens = tokens_of(rank.size(), kTokens, -1);

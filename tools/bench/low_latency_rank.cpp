@@ -107,6 +107,11 @@ void LowLatencyRank::check_dispatched(oracle::RowFormat format, const LowLatency
 void LowLatencyRank::check_combined(const LowLatencyCombineResult& result) {
   const std::vector<std::int64_t> selection = make_selection(shape_, rank_);
   std::vector<std::uint16_t> row(static_cast<std::size_t>(shape_.hidden));
+  const LowLatencySums sums = buffer_.options().low_latency.sums;
+  const int nodes = buffer_.num_nodes();
+  const oracle::LowLatencyCombineOptions how{
+      .ranks_per_node = nodes > 1 && shape_.ranks % nodes == 0 ? shape_.ranks / nodes : 0,
+      .sum_bits = sums == LowLatencySums::bf16 ? 16 : sums == LowLatencySums::fp32 ? 32 : 24};
   const auto sum_of = [&](std::int64_t token) {
     fill_row_bf16(rank_, token, row);
     std::vector<std::vector<oracle::WeightedRow>> rows(static_cast<std::size_t>(shape_.ranks));
@@ -114,12 +119,10 @@ void LowLatencyRank::check_combined(const LowLatencyCombineResult& result) {
       const std::int64_t expert = selection[static_cast<std::size_t>(token * shape_.topk + k)];
       rows[static_cast<std::size_t>(expert / shape_.local_experts())].push_back({row, 1.0f});
     }
-    return oracle::combine_row(rank_, rows, shape_.hidden);
+    return oracle::low_latency_sum(rows, shape_.hidden, how);
   };
-  // Calls by rails round once more, those with hooks once less.
-  const bool by_rails = buffer_.num_nodes() > 1 && buffer_.options().low_latency.rails != LowLatencyRails::never;
   check_sums(rank_, shape_.tokens, shape_.hidden, to_host<std::uint16_t>(executor_, result.combined_x.view(), stream_),
-             /*exact=*/!result.hook && !by_rails, sum_of);
+             /*exact=*/true, sum_of);
 }
 
 void LowLatencyRank::destroy() {

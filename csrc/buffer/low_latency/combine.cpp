@@ -1,5 +1,6 @@
 // low_latency_combine: what it does on this rank, launch.
 #include <algorithm>
+#include <cmath>
 
 #include "csrc/buffer/checks.hpp"
 #include "csrc/buffer/low_latency/low_latency.hpp"
@@ -21,8 +22,24 @@ bool goes_unreduced(const LowLatencyCombineArguments& arguments, const LowLatenc
   if (!arguments.return_recv_hook || setup.rdma() || setup.common.mask != nullptr) return false;
   if (arguments.handle->has_weights) return false;
   const std::size_t rows = static_cast<std::size_t>(params.max_tokens) * static_cast<std::size_t>(int{params.num_topk});
-  const std::size_t room = params.common.window.source_bytes * static_cast<std::size_t>(int{params.common.num_ranks});
-  return rows * params.row_bytes <= room;
+  const std::size_t of_source =
+      params.common.window.source_bytes[static_cast<std::size_t>(LowLatencyKind::combine)];
+  return rows * CombineRowFormat{params.hidden, 0}.bytes(false) <=
+         of_source * static_cast<std::size_t>(int{params.common.num_ranks});
+}
+
+/// Of how many bytes a row is on average where every expert is equally likely: a rank, or by rails a node, sends a sum
+/// if two of a token's selections or more are its own.
+LowLatencyRowBytes row_bytes(const LowLatencyCombineParams& params, const LowLatencySetup& setup) {
+  const CombineRowFormat& format = params.format;
+  const int ranks = params.common.num_ranks, topk = params.num_topk;
+  const auto of_parts = [&](int parts) {  // of which one sends the row
+    const double none = std::pow(1 - 1.0 / parts, topk), one = topk * std::pow(1 - 1.0 / parts, topk - 1) / parts;
+    const double sums = none == 1 ? 1 : (1 - none - one) / (1 - none);
+    return static_cast<std::size_t>(sums * format.bytes(true) + (1 - sums) * format.bytes(false));
+  };
+  const int width = setup.reach.rail_width;
+  return {of_parts(ranks), width == 0 ? params.row_bytes : of_parts(ranks / width), params.row_bytes};
 }
 
 /// `unreduced`: groups share the selections of a row, too, where there are enough of them.
@@ -131,9 +148,10 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
   LowLatencyCombinePlan plan;
   LowLatencyCombineParams& params = plan.params;
   set_call(params, arguments, handle.max_tokens, handle.num_experts, kScaleChannels, setup);
-  params.row_bytes = device::low_latency::CombineWire{params.hidden}.bytes();
-  choose_rails(!arguments.return_recv_hook, params, params.row_bytes, params.row_bytes, setup);
   const bool unreduced = goes_unreduced(arguments, params, setup);
+  params.format = CombineRowFormat{params.hidden, setup.rest_bits};
+  params.row_bytes = params.format.bytes(!unreduced);
+  choose_rails(LowLatencyKind::combine, !arguments.return_recv_hook, params, row_bytes(params, setup), setup);
   if (arguments.overlap) set_overlap(params, arguments, unreduced, setup);
   params.call_shape = shape_of({params.max_tokens, params.num_topk, params.hidden, params.num_local_experts,
                                 unreduced ? 1 : 0, params.common.rail_width, handle.has_weights ? 1 : 0},

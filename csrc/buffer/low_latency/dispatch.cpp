@@ -114,8 +114,8 @@ LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& argument
   // Not where a rank may be left out, and not where other ranks have to know which rows an owner expects.
   params.weighted = arguments.combine_weights && !setup.rdma() && setup.common.mask == nullptr;
   set_arrivals(params, arguments, setup);
-  choose_rails(!arguments.return_recv_hook, params, params.row(false, params.weighted).bytes(),
-               params.row(true, params.weighted).bytes(), setup);
+  choose_rails(LowLatencyKind::dispatch, !arguments.return_recv_hook, params,
+               {params.row(false, params.weighted).bytes(), params.row(true, params.weighted).bytes(), 0}, setup);
   params.call_shape =
       shape_of({params.max_tokens, params.hidden, params.num_local_experts, static_cast<int>(params.format),
                 params.num_topk, params.common.rail_width, params.weighted ? 1 : 0, too_many_tokens(arguments) ? 1 : 0},

@@ -24,6 +24,8 @@ LowLatency::LowLatency(Runtime& runtime) : runtime_(runtime) {
   common.local = runtime.heap()->local();
   common.heaps = runtime.heap()->device_peers();
   common.window = runtime.layout().low_latency;
+  common.node_width = reach.node_width;
+  setup_.rest_bits = rest_bits_of(runtime.options().low_latency.sums);
   common.state = state_.get();
   common.wait = runtime.faults().wait_context(true);
   if (masks()) {
@@ -95,8 +97,11 @@ EventHandle LowLatency::finish_send(LowLatencyKind kind, CallScope& scope, std::
 std::string LowLatency::describe() const {
   const LowLatencyWindow& window = runtime_.layout().low_latency;
   const LowLatencyReach& reach = setup_.reach;
-  std::string text = fmt::format("low latency: room for {} tokens and {} of rows from each rank, late ranks are {}, ",
-                                 window.slots, format_bytes(window.source_bytes), masks() ? "masked" : "errors");
+  std::string text = fmt::format(
+      "low latency: room for {} tokens and {} of rows from each rank ({} for combine), sums travel in {} bits, late "
+      "ranks are {}, ",
+      window.slots, format_bytes(window.source_bytes[0]), format_bytes(window.source_bytes[1]), 16 + setup_.rest_bits,
+      masks() ? "masked" : "errors");
   if (reach.far.empty()) return text + "NVLink reaches every rank, not by rails, " + reach.why_no_rails;
   text += fmt::format("{} of {} ranks are reached by RDMA, ", reach.far.size(), runtime_.num_ranks());
   text += reach.rail_width == 0 ? fmt::format("not by rails, {}", reach.why_no_rails)

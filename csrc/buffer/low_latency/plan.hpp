@@ -27,6 +27,7 @@ struct LowLatencySetup {
   LaunchPolicy policy;
   int max_local_experts = 1;
   double nic_bytes_per_ns = 50;  ///< see rdma::AgreedWire
+  int rest_bits = 8;             ///< see CombineRowFormat
 
   bool on_gpu() const { return device.kind == Device::Kind::cuda; }
   bool rdma() const { return common.peers != nullptr; }
@@ -105,10 +106,15 @@ inline bool too_many_tokens(const LowLatencyDispatchArguments& arguments) {
 LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& arguments, const LowLatencySetup& setup);
 LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, const LowLatencySetup& setup);
 
-/// Decides whether the call goes by rails, if it `may`. Its rows have so many bytes directly, and by rails.
-/// InvalidArgument if those of each rank do not fit the window.
-inline void choose_rails(bool may, LowLatencyCallParams& params, std::size_t direct_bytes, std::size_t rail_bytes,
+/// The bytes of a row as it travels directly, and by rails; and the largest that a place of the window has to hold.
+struct LowLatencyRowBytes {
+  std::size_t direct, by_rails, largest;
+};
+
+/// Decides whether the call goes by rails, if it `may`. InvalidArgument if the rows of each rank do not fit the window.
+inline void choose_rails(LowLatencyKind kind, bool may, LowLatencyCallParams& params, const LowLatencyRowBytes& row,
                          const LowLatencySetup& setup) {
+  const std::size_t room = setup.common.window.source_bytes[static_cast<std::size_t>(kind)];
   const LowLatencyWindow& window = setup.common.window;
   const auto needed = [&](std::size_t row_bytes) { return static_cast<std::size_t>(params.max_tokens) * row_bytes; };
   const auto pay = [&] {
@@ -123,18 +129,18 @@ inline void choose_rails(bool may, LowLatencyCallParams& params, std::size_t dir
       return others * selected * static_cast<double>(needed(row_bytes));
     };
     const double saved =
-        bytes(ranks - setup.reach.rail_width, ranks, direct_bytes) - bytes(nodes - 1, nodes, rail_bytes);
+        bytes(ranks - setup.reach.rail_width, ranks, row.direct) - bytes(nodes - 1, nodes, row.by_rails);
     return saved > kHopNs * setup.nic_bytes_per_ns;
   };
-  const bool may_go = may && setup.reach.rail_width != 0 && needed(rail_bytes) <= window.source_bytes;
+  const bool may_go = may && setup.reach.rail_width != 0 && needed(std::max(row.by_rails, row.largest)) <= room;
   const bool goes = may_go && (setup.reach.rails_always || pay());
   if (goes) params.common.rail_width = setup.reach.rail_width;
-  const std::size_t row_bytes = goes ? rail_bytes : direct_bytes;
-  if (params.max_tokens <= static_cast<std::int64_t>(window.slots) && needed(row_bytes) <= window.source_bytes) return;
+  const std::size_t row_bytes = std::max(goes ? row.by_rails : row.direct, row.largest);
+  if (params.max_tokens <= static_cast<std::int64_t>(window.slots) && needed(row_bytes) <= room) return;
   fail<InvalidArgument>(
       "max_tokens {} and hidden {} do not fit low_latency.bytes {}: there is room for {} tokens and {} of rows from "
       "each rank, this call has rows of {}, {} in all; Buffer::low_latency_bytes_hint says what is needed",
-      params.max_tokens, params.hidden, window.bytes_of_calls(), window.slots, format_bytes(window.source_bytes),
+      params.max_tokens, params.hidden, window.bytes_of_calls(), window.slots, format_bytes(room),
       format_bytes(row_bytes), format_bytes(needed(row_bytes)));
 }
 

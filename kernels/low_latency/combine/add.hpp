@@ -1,11 +1,15 @@
-// The owner's side of combine: the rows that a token's sum is made of, its terms, are added in fp32 and rounded once.
+// The owner's side of combine: the rows that a token's sum is made of are added in fp32 and rounded once.
 //
-//   in one launch   a term is a rank's row, which is a sum already; in the order of the ranks
+//   in one launch   a rank's row: the sum of its experts' rows, or the only one of these, whose weight the owner applies
 //   by rails        another node has one such row, which the owner's rail there adds up from those of its node
-//   unreduced       a term is a selection's row as its expert left it, times its weight; in the order of the selections
+//   unreduced       a row for each selection, as its expert left it
+//
+// The order is the same for all of them, and so are the bits: the rows of a rank from zero on, in the order of
+// selections; the ranks of a node from zero on, ascending; the nodes, ascending. What is a sum of several rows of a
+// rank, or of a node where there are several, is rounded to what travels of it, wherever it is added up.
 //
 // A block takes a token (of few tokens, two blocks one), and its warps share the token's lines. Each warp finds the
-// terms for itself, and polls its lines of all of them at once: they are in its registers when they have arrived.
+// rows for itself, and polls its lines of all of them at once: they are in its registers when they have arrived.
 #pragma once
 
 #include "kernels/common/tickets.hpp"
@@ -14,19 +18,29 @@
 
 namespace deep_ep::device::low_latency {
 
-/// The terms of a token's sum: lane i < count holds the i-th.
-struct CombineTerms {
+/// What a token's sum is read from, in the order in which it is added: piece i is a row, or the rest of the row that is
+/// piece i - 1. Lane i < count holds it. A bit of a mask is a piece.
+struct CombinePieces {
   int count = 0;
-  int rank = -1;        ///< whose row it is
-  int expert = 0;       ///< unreduced
-  float weight = 1.0f;  ///< unreduced
-  bool first_of_rank = true;
-  const std::byte* row = nullptr;
-};
+  std::uint32_t rests = 0;    ///< pieces that are the rest of a row
+  std::uint32_t ends = 0;     ///< the last ones of a part: see CombineSum
+  std::uint32_t several = 0;  ///< of parts that are the sum of several experts' rows
+  bool alone = false;         ///< all is one expert's row
+  std::uint32_t firsts = 0;   ///< the first ones of a rank
 
-template <bool kRdma, bool kUnreduced = false>
+  std::uint32_t mark = 0;  ///< of its tags; above it the rank whose row it is
+  float weight = 1.0f;     ///< of an expert's row
+  std::uint32_t row = 0;   ///< where it lies in this rank's heap, in lines
+
+  static constexpr int kRankShift = 20;
+  DEEP_EP_DEVICE static int rank_of(std::uint32_t mark) { return static_cast<int>(mark >> kRankShift); }
+};
+static_assert(kMaxRanks <= 1 << (32 - CombinePieces::kRankShift));
+
+template <bool kRdma, bool kWeighted, bool kUnreduced>
 struct CombineAdder {
-  static constexpr int kTogether = 8;  ///< rows that are polled at once, four lines of each
+  static constexpr int kTogether = 8;              ///< pieces that are polled at once, four lines of each
+  static constexpr bool kParts = kRdma || kUnreduced;  ///< parts are nodes, or ranks
   using Lines = LinePoller<kTogether>;
 
   const LowLatencyCombineParams& params;
@@ -34,13 +48,8 @@ struct CombineAdder {
   int member, members;  ///< this warp, of those that share a token
   Selection loaded{};   ///< unreduced: the lane's of one token, loaded before the call was known
   int loaded_token = -1;
-  CombineWire kept{params.hidden};
 
-  /// Kernels with RDMA do not keep it: where they did, a receive part took 15.5 us instead of 14.1 on two H200.
-  DEEP_EP_DEVICE CombineWire wire() const {
-    if constexpr (kRdma) return {params.hidden};
-    return kept;
-  }
+  DEEP_EP_DEVICE const CombineRowFormat& format() const { return params.format; }
 
   /// Adds up every `step`-th token of this rank from `first` on. By rails before these the tokens of other nodes'
   /// ranks, whose sums have further to go: of their rows those of this node. Their owner gets the sum.
@@ -55,8 +64,8 @@ struct CombineAdder {
       for (int token = first; token < tokens; token += step) {
 #pragma unroll 1
         for (bool added = false; !added;) {
-          const CombineTerms terms = find_terms(owner, token);  // again where a rank has been masked: without it
-          added = await_rows(token, terms) && add_lines(owner, token, terms);
+          const CombinePieces pieces = find_pieces(owner, token);  // again where a rank has been masked: without it
+          added = await_rows(token, pieces) && add_lines(owner, token, pieces);
           if (!added && warp::any(aborted(params.common.wait))) return;
         }
       }
@@ -65,154 +74,241 @@ struct CombineAdder {
 
  private:
   DEEP_EP_DEVICE bool relays(int owner) const { return kRdma && owner != params.common.rank; }
+  DEEP_EP_DEVICE int node_of(int rank) const { return rank / params.common.node_width; }
 
   /// Waits for the rows whose tags cannot be trusted. False: one does not come.
-  DEEP_EP_DEVICE bool await_rows(int token, const CombineTerms& terms) const {
+  DEEP_EP_DEVICE bool await_rows(int token, const CombinePieces& pieces) const {
     if (!kRdma) return true;
-    const bool far = terms.rank >= 0 && call.is_far(terms.rank);
+    const int rank = pieces.rank_of(pieces.mark);
+    const bool far = lane_index() < pieces.count && call.is_far(rank);
     const std::int64_t begin = clock_cycles();
-    const bool there = !far || call.await_progress(terms.rank, token + 1, Wanted::low_latency_combine_rows);
-    if (far && measures(member)) add_relaxed<Scope::gpu>(params.wait_cost + terms.rank, clock_cycles() - begin);
+    const bool there = !far || call.await_progress(rank, token + 1, Wanted::low_latency_combine_rows);
+    if (far && (pieces.firsts >> lane_index() & 1) != 0 && measures(member)) {
+      add_relaxed<Scope::gpu>(params.wait_cost + rank, clock_cycles() - begin);
+    }
     return warp::agree(there);
   }
 
-  DEEP_EP_DEVICE CombineTerms find_terms(int owner, int token) const {
-    // The lane's selection, and the rank whose row it is a part of; -1: of none.
+  DEEP_EP_DEVICE CombinePieces find_pieces(int owner, int token) const {
+    // 1. The lane's selection, and the rank that has a row for it; -1: none has.
     const int lane = lane_index();
-    float weight = 1.0f;
+    Selection selection;
     int expert = -1, rank = -1;
     if (lane < params.num_topk && relays(owner)) {
-      rank = call.announced_member(owner, token, lane);
+      selection = call.load_announced(owner, token * params.num_topk + lane);
+      expert = selection.known ? selection.expert(params) : -1;
+      rank = params.rank_of(expert);
+      if (rank >= 0 && !call.in_own_node(rank)) rank = -1;
     } else if (lane < params.num_topk) {
-      const Selection now = kUnreduced && token == loaded_token ? loaded : Selection::load(params, token, lane);
-      if (kUnreduced) weight = now.weight;
-      expert = now.expert(params);
+      selection = kUnreduced && token == loaded_token ? loaded : Selection::load(params, token, lane);
+      expert = selection.expert(params);
       rank = params.rank_of(expert);
       // By rails its part is in the row of this rank's rail there.
-      if (call.uses_rails() && rank >= 0 && !call.in_own_node(rank))
+      if (call.uses_rails() && rank >= 0 && !call.in_own_node(rank)) {
         rank = call.rail(call.node(rank), params.common.rank);
+      }
     }
+    // 2. The selections of the same rank, and of the same part of the sum. A rank that sums sends one row, for which its
+    // first selection stands.
+    const bool valid = rank >= 0 && !masked(params.common, rank);
+    const int part = !valid ? -1 : kUnreduced ? rank : kRdma && params.common.node_width != 0 ? node_of(rank) : 0;
+    const std::uint32_t of_rank = warp::match_any(valid ? static_cast<std::uint32_t>(rank) : ~0u);
+    const std::uint32_t of_part = kRdma ? warp::match_any(static_cast<std::uint32_t>(part)) : of_rank;
+    const bool first = lowest_bit(of_rank) == lane;
+    const bool sums = !kUnreduced && (of_rank & (of_rank - 1)) != 0;
+    const bool has_rest = sums && params.format.rest_bits != 0;
+    const bool several = (of_part & (of_part - 1)) != 0;
+    const std::uint32_t wanted = warp::ballot(valid && (first || kUnreduced));
 
-    // If a rank has one row, its first selection stands for that row. Terms are in the order of ranks then.
-    const bool first = lowest_bit(warp::match_any(static_cast<std::uint32_t>(rank))) == lane;
-    const std::uint32_t wanted = warp::ballot(rank >= 0 && (first || kUnreduced) && !masked(params.common, rank));
-    int place = kUnreduced ? count_bits(wanted & ((1u << lane) - 1)) : 0;
-    if constexpr (!kUnreduced) {
-      each_bit(wanted, [&](int other) { place += warp::shuffle(rank, other) < rank ? 1 : 0; });
-    }
-    CombineTerms terms{.count = count_bits(wanted)};
-    int selection = 0;  // that the lane's term is
+    // 3. The place of its first piece: in the order of ranks, of a rank in the order of selections.
+    const std::uint32_t with_rest = warp::ballot(has_rest) & wanted;
+    const auto rest_of = [&](int selection) { return static_cast<int>(with_rest >> selection & 1); };
+    int place = 0;
     each_bit(wanted, [&](int other) {
-      if (warp::shuffle(place, other) == lane) selection = other;
+      const int its = warp::shuffle(rank, other);
+      const bool before = its < rank || (kUnreduced && its == rank && other < lane);
+      place += before ? 1 + rest_of(other) : 0;
     });
-    const int its_rank = warp::shuffle(rank, selection);
-    if constexpr (kUnreduced) {
-      terms.expert = warp::shuffle(expert, selection);
-      terms.weight = warp::shuffle(weight, selection);
-      terms.first_of_rank = warp::shuffle(first, selection);
+
+    // 4. The lane's piece.
+    const int count = count_bits(wanted) + count_bits(with_rest);
+    CombinePieces pieces{.count = count};
+    int its_selection = 0;
+    bool is_rest = false;
+    each_bit(wanted, [&](int other) {
+      const int behind = lane - warp::shuffle(place, other);
+      if (behind < 0 || behind > rest_of(other)) return;
+      its_selection = other;
+      is_rest = behind != 0;
+    });
+    const std::uint32_t mark =
+        sums ? call.sum_mark()
+             : call.mark(kUnreduced ? CombineRowKind::selected_row : CombineRowKind::row, expert);
+    const int its_rank = warp::shuffle(rank, its_selection);
+    pieces.mark = static_cast<std::uint32_t>(its_rank) << CombinePieces::kRankShift | warp::shuffle(mark, its_selection);
+    pieces.weight = warp::shuffle(sums ? 1.0f : selection.weight, its_selection);
+    pieces.rests = warp::ballot(lane < count && is_rest);
+    pieces.firsts = kUnreduced ? warp::ballot(warp::shuffle(first, its_selection)) : ~pieces.rests;
+    if constexpr (kParts) {
+      const int its_part = warp::shuffle(part, its_selection);
+      const int next = warp::shuffle(its_part, lane + 1);
+      pieces.ends = relays(owner) ? 0 : warp::ballot(lane < count && (lane + 1 == count || next != its_part));
+      // A sum that is not of several nodes' ranks does not travel.
+      const bool travels = kUnreduced || params.common.node_width != 0;
+      pieces.several = warp::ballot(travels && warp::shuffle(several, its_selection));
+      pieces.alone = count == 1 && (pieces.several & 1) == 0;
     }
-    if (lane >= terms.count) return terms;
-    terms.rank = its_rank;
-    const Place<std::byte> row = kUnreduced      ? call.selected_row(token, selection)
-                                 : relays(owner) ? call.row_of_member(owner, its_rank, token)
-                                                 : call.row(its_rank, token);
-    terms.row = row.in(params.common.local);
-    return terms;
+    if (lane >= count) return pieces;
+    pieces.row = kUnreduced ? call.row_line(0, token * params.num_topk + its_selection) : call.row_line(its_rank, token);
+    if (relays(owner)) {
+      pieces.row = static_cast<std::uint32_t>(call.row_of_member(owner, its_rank, token).offset / kTaggedLine);
+    }
+    return pieces;
   }
 
   /// Adds up this warp's lines of the token. False: a row does not come.
-  DEEP_EP_DEVICE bool add_lines(int owner, int token, const CombineTerms& terms) const {
+  DEEP_EP_DEVICE bool add_lines(int owner, int token, const CombinePieces& pieces) const {
     const LineLane lane;
 #pragma unroll 1
-    for (int unit = member; unit < wire().pieces; unit += members) {
+    for (int unit = member; unit < format().line_groups; unit += members) {
       const auto line = static_cast<std::uint32_t>(unit * kWarpLines + lane.line);
-      float sum[8] = {};  // the last lane of a line also adds the tag, to sums that are not used
+      CombineSum sum;  // the last lane of a line also adds the tag, to channels that are not used
 #pragma unroll 1
-      for (int first = 0; first < terms.count; first += kTogether) {
+      for (int first = 0, now = 0; first < pieces.count; first += now) {
+        now = pieces.count - first < kTogether ? pieces.count - first : kTogether;
+        if (first + now < pieces.count && (pieces.rests >> (first + now) & 1) != 0) --now;  // a row and its rest
         Lines lines;
-        if (!await(token, terms, first, line, measures(unit), lines)) return false;
+        if (!await(token, pieces, first, now, line, measures(unit), lines)) return false;
         // As in dispatch: few rows, so the block has no other token, and no other row to push. Some of each row is
         // here. In the last block a warp may still wait until all ranks have begun.
         const bool few = params.warps_per_row == block_warps() && params.common.mask == nullptr;
-        const bool all = first + kTogether >= terms.count && block_index() + 1 != grid_blocks();
+        const bool all = first + now >= pieces.count && block_index() + 1 != grid_blocks();
         if (!kRdma && few && all) block::let_next_kernel_start();
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) {
-          if (first + i >= terms.count) continue;
-          add_weighted(sum, __builtin_bit_cast(Vec16, lines.part[i]),
-                       kUnreduced ? warp::shuffle(terms.weight, first + i) : 1.0f);
+          if (i >= now) continue;
+          const int piece = first + i;
+          const auto vector = __builtin_bit_cast(Vec16, lines.part[i]);
+          if ((pieces.rests >> piece & 1) == 0) {
+            const float weight = warp::shuffle(pieces.weight, piece);
+            Vec16 lower{};
+            if (!kUnreduced && i + 1 < kTogether && (pieces.rests >> piece >> 1 & 1) != 0) {
+              lower = lower_halves_of(__builtin_bit_cast(Vec16, lines.part[(i + 1) % kTogether]),
+                                      params.format.rest_bits, CombineRowFormat::rest_half(line));
+            }
+            if constexpr (kUnreduced) fuse_row(sum.part, vector, weight);
+            if constexpr (!kUnreduced) sum.add_row(vector, lower, pieces.alone && relays(owner) ? 1.0f : weight);
+          }
+          if (kParts && (pieces.ends >> piece & 1) != 0) sum.end_part((pieces.several >> piece & 1) != 0, params.format.rest_bits);
         }
       }
-      auto rounded = __builtin_bit_cast(Cell, pack_sum(sum));
-      if (relays(owner)) {  // to where a poster fetches it
-        if (lane.has_tag()) rounded.epoch = call.epoch;
-        if (terms.count != 0) {
-          store_line(call.staged_row(owner, token).in(params.common.local) + lane.byte_at(line), rounded,
-                     line < wire().lines);
-        }
+      if (relays(owner)) {
+        if (pieces.count != 0) stage(owner, token, pieces, line, sum.part);
         continue;
       }
-      auto* const to = reinterpret_cast<Vec16*>(params.combined_x) + std::int64_t{token} * wire().vectors;
-      const int vector = wire().vector(line);
+      const auto rounded = __builtin_bit_cast(Cell, pack_sum(kParts ? sum.total : sum.part));
+      auto* const to = reinterpret_cast<Vec16*>(params.combined_x) +
+                       std::size_t{static_cast<std::uint32_t>(token)} * static_cast<std::uint32_t>(format().vectors);
+      const int vector = format().vector(line);
       if (vector >= 0) store_vector(to + vector, line, rounded);
     }
-    if (relays(owner) && terms.count != 0) call.hand_over(owner, token, member);
+    if (relays(owner) && pieces.count != 0) call.hand_over(owner, token, member);
     return true;
   }
 
-  /// Waits for four lines of up to kTogether terms from the `first` on; `line` is this lane's. False: they do not come.
-  DEEP_EP_DEVICE bool await(int token, const CombineTerms& terms, int first, std::uint32_t line, bool measures,
-                            Lines& lines) const {
-    const bool is_line = line < wire().lines;
-    const std::uint32_t at = LineLane().byte_at(line);
-    const int count = terms.count - first < kTogether ? terms.count - first : kTogether;
-    const std::int64_t cycles = clock_cycles();
+  /// By a whole warp: puts a line of a node's sum to where a poster fetches it.
+  DEEP_EP_DEVICE void stage(int owner, int token, const CombinePieces& pieces, std::uint32_t line,
+                            float (&sum)[8]) const {
+    const LineLane lane;
+    std::byte* const to = call.staged_row(owner, token).in(params.common.local);
+    const bool is_line = line < format().lines;
+    const std::uint64_t tag = call.tag(pieces.alone ? warp::shuffle(pieces.mark, 0) : call.sum_mark());
+    const auto part_of = [&](const Vec16& vector) {
+      auto part = __builtin_bit_cast(Cell, vector);
+      if (lane.has_tag()) part.epoch = tag;
+      return part;
+    };
+    if (!pieces.alone) add_half(sum, params.format.rest_bits);
+    store_line(to + lane.byte_at(line), part_of(upper_halves(sum)), is_line);
+    if (pieces.alone || params.format.rest_bits == 0) return;
+    std::byte* const rest = to + lane.byte_at(format().rest_line(line));
+    const Vec16 lower = lower_halves(sum);
+    if (params.format.rest_bits == 16) return store_line(rest, part_of(lower), is_line);
+    // Another warp may have the other half of the line. The first one's has the tag, too.
+    const int half = CombineRowFormat::rest_half(line);
+    auto* const words = reinterpret_cast<std::uint32_t*>(rest);
+    if (!is_line) return;
+    words[half] = upper_bytes(lower, 0);
+    if (!lane.has_tag()) words[2 + half] = upper_bytes(lower, 2);
+    if (lane.has_tag() && half == 0) *reinterpret_cast<std::uint64_t*>(rest + 8) = tag;
+  }
+
+  /// Waits for four lines of `count` pieces from the `first` on; `line` is this lane's. False: they do not come.
+  DEEP_EP_DEVICE bool await(int token, const CombinePieces& pieces, int first, int count, std::uint32_t line,
+                            bool measures, Lines& lines) const {
+    const bool is_line = line < format().lines;
+    const std::uint32_t part = line * kLineLanes + static_cast<std::uint32_t>(LineLane().part);
+    const std::uint32_t to_rest = (format().rest_line(line) - line) * kLineLanes;
+    const auto cycles = static_cast<std::uint32_t>(clock_cycles());
     lines.missing = (1u << count) - 1;
-    const auto tag = [&](int i) { return kUnreduced ? call.tag(warp::shuffle(terms.expert, first + i)) : call.epoch; };
+    const auto tag = [&](int i) { return call.tag(warp::shuffle(pieces.mark, first + i)); };
     const auto all_there = [&](const Poll& look) {
       const std::uint32_t before = lines.missing;
       const bool there = lines.poll(
-          look.thorough, tag, [&](int i) { return warp::shuffle(terms.row, first + i) + at; },
+          look.thorough, tag,
+          [&](int i) {
+            const std::uint32_t at = warp::shuffle(pieces.row, first + i) * kLineLanes + part +
+                                     ((pieces.rests >> (first + i) & 1) != 0 ? to_rest : 0);
+            return params.common.local + std::size_t{at} * sizeof(Vec16);
+          },
           [&](int) { return is_line; });
       const int i = lane_index() - first;
       const bool came = i >= 0 && i < kTogether && ((before & ~lines.missing) >> i & 1u) != 0;
-      if (measures && came && terms.first_of_rank) {
-        add_relaxed<Scope::gpu>(params.wait_cost + terms.rank, clock_cycles() - cycles);
+      if (measures && came && (pieces.firsts >> lane_index() & 1) != 0) {
+        add_relaxed<Scope::gpu>(params.wait_cost + pieces.rank_of(pieces.mark), static_cast<std::uint32_t>(clock_cycles()) - cycles);
       }
       return there;
     };
     const auto gives_up = [&](const Poll& look) {
       bool gone = false;
-      each_bit(lines.missing, [&](int i) { gone = is_gone(token, terms, first + i, look.begin) || gone; });
+      each_bit(lines.missing, [&](int i) { gone = is_gone(token, pieces, first + i, look.begin) || gone; });
       return gone || warp::any(aborted(params.common.wait));
     };
     return poll_until(all_there, gives_up);
   }
 
-  /// By a whole warp, of a term that does not come: is its rank masked?
-  DEEP_EP_DEVICE bool is_gone(int token, const CombineTerms& terms, int term, std::uint64_t begin) const {
-    const int rank = warp::shuffle(terms.rank, term);
-    if constexpr (kUnreduced) {
-      const int expert = warp::shuffle(terms.expert, term);
-      const std::byte* row = warp::shuffle(terms.row, term);
-      if (lane_index() == 0) compare_row(token, expert, rank, row);
-    } else if (lane_index() == 0 && !masked(params.common, rank)) {
-      call.ends({rank, Wanted::low_latency_combine_rows, call.epoch}, begin);
+  /// By a whole warp, of a piece that does not come: is its rank masked?
+  DEEP_EP_DEVICE bool is_gone(int token, const CombinePieces& pieces, int piece, std::uint64_t begin) const {
+    const std::uint32_t mark = warp::shuffle(pieces.mark, piece);
+    const int rank = pieces.rank_of(mark);
+    const std::byte* row = params.common.local + std::size_t{warp::shuffle(pieces.row, piece)} * kTaggedLine;
+    if (lane_index() == 0 && !masked(params.common, rank)) {
+      if (kWeighted || kUnreduced) compare_row(token, rank, call.tag(mark), row);
+      if (!kUnreduced) call.ends({rank, Wanted::low_latency_combine_rows, call.epoch}, begin);
     }
     warp::sync();
     return !kUnreduced && warp::any(masked(params.common, rank));
   }
-  /// By one thread, unreduced, of the row of `expert` of `rank`, which does not come: if another expert's row lies
-  /// there, the call ends; but only once all ranks have sent and agree, as one that means another call, with rows of
+  /// By one thread, of a row of `rank` that does not come with that tag: if another one lies there, the call ends; but
+  /// only once the ranks that write there have said that they mean this call, as one that means another, with rows of
   /// another size, may have written there, too.
-  DEEP_EP_DEVICE void compare_row(int token, int expert, int rank, const std::byte* row) const {
-    for (int peer = 0; peer < params.common.num_ranks; ++peer) {
-      if (!call.load_announced(peer).known) return;
+  ///
+  /// Unreduced, all ranks write there, and have sent all rows then. Else the rank may still send; it sends what its
+  /// dispatch brought, if that had the weights, and this rank may select something else now.
+  DEEP_EP_DEVICE void compare_row(int token, int rank, std::uint64_t tag, const std::byte* row) const {
+    const int writers = kUnreduced ? int{params.common.num_ranks} : 1;
+    for (int i = 0; i < writers; ++i) {
+      if (!call.load_announced(kUnreduced ? i : rank).known) return;
     }
     fence<Scope::system>();  // acquires what they have sent
     const std::uint64_t seen =
         load_acquire<Scope::system>(reinterpret_cast<const std::uint64_t*>(row + kTaggedPayload));
-    if (seen == call.tag(expert)) return;
+    if (seen == tag || (!kUnreduced && !call.of_this_call(seen))) return;
+    int expert = call.expert_of(tag);
+    for (int k = 0; call.is_sum(tag) && k < params.num_topk; ++k) {  // the last one of the rank
+      const int one = Selection::load(params, token, k).expert(params);
+      if (params.rank_of(one) == rank) expert = one;
+    }
     call.refuse(rank, 2, static_cast<std::uint32_t>(expert), static_cast<std::uint32_t>(token));
   }
 

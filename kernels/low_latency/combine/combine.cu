@@ -1,7 +1,7 @@
 // Low-latency combine: for each token of this rank, the weighted sum of what the experts made of it.
 //
 // Each rank sums the rows of its own experts and sends one row per token to the token's owner, which adds up the ranks'
-// rows (add.hpp). Send part: owners announce their tokens' selections, expert ranks sum and push. Receive part: owners
+// rows (add.hpp). Such a sum travels with more bits than bfloat16; a rank with one row sends that one. Send part: owners announce their tokens' selections, expert ranks sum and push. Receive part: owners
 // add. If the weights came with the dispatch, expert ranks push without an announcement: an owner only says which call
 // it means, and a late one holds up no sender.
 //
@@ -44,14 +44,15 @@ DEEP_EP_DEVICE void announce(const LowLatencyCombineParams& params, const Call& 
   }
 }
 
-/// The expert side: for each row that the dispatch brought, this rank weights, sums and rounds what its experts made of
-/// the token, and sends it to the token's owner as one row.
+/// The expert side: for each row that the dispatch brought, this rank weights and sums what its experts made of the
+/// token, and sends it to the token's owner as one row.
 ///
 /// Rows of an owner come in token order, so that it can begin to add. The warps of a group need nothing from each
 /// other: each looks for the owner's selections, sums its channels and stores its lines.
 template <class Call, bool kWeighted>
 struct CombinePusher : RowPusher {
   static constexpr int kTogether = 8;  ///< loads of a thread that are under way at once
+  static constexpr int kLines = 2;     ///< of each row, as their rests share a line
 
   DEEP_EP_DEVICE void push_all(const Call& call) const {
     // By rails rows go to other ranks than those that announce that they want them.
@@ -95,49 +96,59 @@ struct CombinePusher : RowPusher {
     if (counts) add_relaxed<Scope::gpu>(params.wait_cost + row.source, clock_cycles());
     return there;
   }
-  /// Sends this warp's share of the row to its owner: the weighted sum of the rows that the dispatch brought. False:
-  /// it is not sent, see await_choice().
+  /// Sends this warp's share of the row to its owner: the weighted sum of the rows that the dispatch brought, or, where
+  /// the owner wants one of them, that row. False: it is not sent, see await_choice().
   ///
   /// A thread has as many loads in flight as registers allow, whether they are many vectors of one row or few of many.
   /// The first ones start before the owner has announced which of these rows it wants: nearly always all of them.
   DEEP_EP_DEVICE bool push(const Call& call, const CombineRow& row) const {
-    const int steps = line_steps(), vectors = wire().vectors;
+    static_assert(kTogether % kLines == 0);
+    const int steps = line_steps(kLines), vectors = format().vectors;
     const auto* const x = reinterpret_cast<const Vec16*>(params.x);
     std::byte* const to = destination(call, row);
     const auto own_weight = [&] { return load_stream(params.table().weight(row.source, row.index, lane_index())); };
     float weight = kWeighted && lane_index() < params.num_topk ? own_weight() : 0;
     bool chosen = false;
     std::uint32_t rows = warp::ballot(row.position >= 0);
+    std::uint32_t mark = 0;
 
-    // Line by line, and row by row within one: what is loaded next, and what is added next.
+    // Two lines at a time, and row by row within them: what is loaded next, and what is added next.
     std::uint32_t rows_to_load = rows, rows_to_add = rows;
-    std::uint32_t line_to_add = first_line();
+    std::uint32_t line_to_add = first_line(kLines);
     int vector_to_load = LineLane().vector(line_to_add);
-    float sum[8] = {};
-    int pieces = steps * count_bits(rows);
-    int piece = 0;
+    float sum[kLines][8] = {};
+    int loads = kLines * steps * count_bits(rows);
+    int load = 0;
 #pragma unroll 1
     do {
       // 1. Load.
       Vec16 loaded[kTogether] = {};
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
-        if (piece + i >= pieces) continue;
+        if (load + i >= loads) continue;
         const std::int64_t from = warp::shuffle(row.position, lowest_bit(rows_to_load));
-        if (vector_to_load < vectors) loaded[i] = load_stream(x + (from * vectors + vector_to_load));
+        const int vector = vector_to_load + i % kLines * LineLane::vectors(kWarpLines);
+        if (vector < vectors) loaded[i] = load_stream(x + (from * vectors + vector));
+        if (i % kLines != kLines - 1) continue;
         rows_to_load &= rows_to_load - 1;
         if (rows_to_load != 0) continue;
         rows_to_load = rows;
-        vector_to_load += LineLane::vectors(line_step());
+        vector_to_load += LineLane::vectors(line_step(kLines));
       }
       // 2. Which rows does the owner want?
       if (!chosen) {
         chosen = true;
         std::uint32_t choice = rows;
         if (!kWeighted && !await_choice(call, row, choice, weight)) return false;
+        mark = call.sum_mark();
+        if (count_bits(choice) == 1) {  // the owner multiplies
+          weight = 1.0f;
+          const int expert = warp::shuffle(row.position, lowest_bit(choice)) / params.expert_rows;
+          mark = call.mark(CombineRowKind::row, params.common.rank * params.num_local_experts + expert);
+        }
         if (choice != rows) {  // rare: begins again with the rows that are left
           rows = rows_to_load = rows_to_add = choice;
-          pieces = steps * count_bits(rows);
+          loads = kLines * steps * count_bits(rows);
           vector_to_load = LineLane().vector(line_to_add);
           if (rows != 0) continue;
         }
@@ -146,19 +157,41 @@ struct CombinePusher : RowPusher {
       // 3. Add, and store what is complete.
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
-        if (piece + i >= pieces) continue;
-        add_weighted(sum, loaded[i], warp::shuffle(weight, lowest_bit(rows_to_add)));
+        if (load + i >= loads) continue;
+        fuse_row(sum[i % kLines], loaded[i], warp::shuffle(weight, lowest_bit(rows_to_add)));
+        if (i % kLines != kLines - 1) continue;
         rows_to_add &= rows_to_add - 1;
         if (rows_to_add != 0) continue;
-        wire().store(to, line_to_add, pack_sum(sum), call.epoch);
-        for (float& part : sum) part = 0.0f;
+        store(to, line_to_add, call.tag(mark), call.is_sum(call.tag(mark)) ? format().rest_bits : -1, sum);
         rows_to_add = rows;
-        line_to_add += line_step();
+        line_to_add += line_step(kLines);
       }
-      piece += kTogether;
-    } while (piece < pieces);
+      load += kTogether;
+    } while (load < loads);
     if (call.is_far(row.source) && !call.uses_rails()) call.hand_over(row.source, row.index, warp);
     return true;
+  }
+
+  /// By a whole warp: stores two lines, four apart, and their rest of so many bits (-1: of one row, not of a sum). They
+  /// are zero then.
+  DEEP_EP_DEVICE void store(std::byte* to, std::uint32_t line, std::uint64_t tag, int rest_bits,
+                            float (&sum)[kLines][8]) const {
+    if (rest_bits >= 0) {
+      add_half(sum[0], rest_bits);
+      add_half(sum[1], rest_bits);
+    }
+    format().store(to, line, upper_halves(sum[0]), tag);
+    format().store(to, line + kWarpLines, upper_halves(sum[1]), tag);
+    if (rest_bits > 0) {
+      const Vec16 first = lower_halves(sum[0]), second = lower_halves(sum[1]);
+      // For the lane with the tag a half of both, as of their upper halves.
+      const Vec16 bytes{upper_bytes(first, 0), upper_bytes(second, 0), upper_bytes(first, 2), upper_bytes(second, 2)};
+      format().store_rest(to, line, rest_bits == 8 ? bytes : first, tag);
+      if (rest_bits == 16) format().store_rest(to, line + kWarpLines, second, tag);
+    }
+    for (auto& of_line : sum) {
+      for (float& channel : of_line) channel = 0.0f;
+    }
   }
 
   /// In the window of the owner, or of the rank that adds up the rows for it; or where a poster finds it.
@@ -202,6 +235,10 @@ DEEP_EP_DEVICE void post_to(const LowLatencyCombineParams& params, CallPoster<Ca
       mine = call.announced_member(peer, row, k) >= 0 || mine;
     }
     return !mine ? 0 : 1 + (sums ? row : load_stream(table.token(peer, row)));
+  }, [&](int row) {
+    const std::byte* const staged = call.staged_row(peer, row).in(common.local);
+    return params.format.bytes(
+        call.is_sum(load_weak(reinterpret_cast<const std::uint64_t*>(staged + kTaggedPayload))));
   });
   poster.tell_rest();
 }
@@ -228,7 +265,7 @@ static_assert(kernels::combine_low_latency_rdma::kMaxThreads / 32 <= LowLatencyW
 /// experts left them. Kernels of their own, so that the first one does not carry their registers and instructions.
 template <bool kRdma, bool kWeighted, bool kUnreduced = false>
 DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byte* memory) {
-  using Adder = CombineAdder<kRdma, kUnreduced>;
+  using Adder = CombineAdder<kRdma, kWeighted, kUnreduced>;
   using Call = CombineCall<kRdma>;
   using Pusher = std::conditional_t<kUnreduced, UnreducedPusher, CombinePusher<Call, kWeighted>>;
   constexpr bool kAnnounced = !kWeighted && !kUnreduced;

@@ -11,33 +11,96 @@
 
 namespace deep_ep::device::low_latency {
 
-/// A row of combine as it travels from an expert rank to the token's owner: tagged lines with vectors of bfloat16.
-struct CombineWire {
-  int hidden;
-  int vectors = hidden / 8;
-  std::uint32_t lines = tagged_lines(2 * static_cast<std::uint32_t>(hidden));
-  int pieces = (static_cast<int>(lines) + kWarpLines - 1) / kWarpLines;  ///< of four lines: a warp's work at once
-
-  /// In the window.
-  DEEP_EP_HOST_DEVICE std::uint32_t bytes() const { return lines * kTaggedLine; }
-  /// The vector of the row that the lane has in a line; -1: none.
-  DEEP_EP_DEVICE int vector(std::uint32_t line) const {
-    const int vector = LineLane().vector(line);
-    return vector < vectors ? vector : -1;
-  }
-  /// By a whole warp: stores the lane's part of a line into the row at `to`.
-  DEEP_EP_DEVICE void store(std::byte* to, std::uint32_t line, const Vec16& vector, std::uint64_t tag) const {
-    store_line(to + LineLane().byte_at(line), tagged_part(vector, line, tag), line < lines);
-  }
+/// What a row of combine is, which its tags say: a rank that expects another kind does not take it.
+enum class CombineRowKind : std::uint32_t {
+  sum_bf16 = 1,  ///< the sum of several weighted rows, in bfloat16
+  sum_fp24,      ///< in fp32 without the lowest 8 bits
+  sum_fp32,
+  row,           ///< what an expert made of the token, without its weight
+  selected_row,  ///< the same in a call in two launches, which sends each selection's row (unreduced.hpp)
 };
 
-DEEP_EP_DEVICE void add_weighted(float (&sum)[8], const Vec16& vector, float weight) {
+// Channels of a sum, of which a lane has eight at once, in the order of the vector's halfwords.
+
+/// Adds a row of one rank times its weight, by fused multiply-adds.
+DEEP_EP_DEVICE void fuse_row(float (&sum)[8], const Vec16& row, float weight) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    sum[2 * i] = fmaf(weight, bf16_low(vector.word[i]), sum[2 * i]);
-    sum[2 * i + 1] = fmaf(weight, bf16_high(vector.word[i]), sum[2 * i + 1]);
+    sum[2 * i] = fmaf(weight, bf16_low(row.word[i]), sum[2 * i]);
+    sum[2 * i + 1] = fmaf(weight, bf16_high(row.word[i]), sum[2 * i + 1]);
   }
 }
+
+/// Half of the last bit that travels, which is added before the lower ones are cut off: to nearest, ties away from zero.
+/// Not beside a NaN, which would become a zero: there they are only cut off.
+DEEP_EP_DEVICE void add_half(float (&sum)[8], int rest_bits) {
+  bool is_nan = false;
+#pragma unroll
+  for (int i = 0; i < 8; i += 2) is_nan = is_nan || (sum[i] != sum[i] || sum[i + 1] != sum[i + 1]);
+  const std::uint32_t half = is_nan ? 0 : (1u << (16 - rest_bits)) >> 1;
+#pragma unroll
+  for (float& channel : sum) channel = float_from_bits(bits_of(channel) + half);
+}
+/// As a sum that has travelled.
+DEEP_EP_DEVICE void round_sum(float (&sum)[8], int rest_bits) {
+  add_half(sum, rest_bits);
+#pragma unroll
+  for (float& channel : sum) channel = float_from_bits(bits_of(channel) & ~0u << (16 - rest_bits));
+}
+
+/// The upper halves.
+DEEP_EP_DEVICE Vec16 upper_halves(const float (&sum)[8]) {
+  Vec16 packed;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) packed.word[i] = permute_bytes(bits_of(sum[2 * i]), bits_of(sum[2 * i + 1]), 0x7632);
+  return packed;
+}
+/// The lower halves: the rest of 16 bits.
+DEEP_EP_DEVICE Vec16 lower_halves(const float (&sum)[8]) {
+  Vec16 packed;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) packed.word[i] = permute_bytes(bits_of(sum[2 * i]), bits_of(sum[2 * i + 1]), 0x5410);
+  return packed;
+}
+/// The rest of 8 bits, the upper bytes of the lower halves, of the channels of two words: those of the first word where
+/// they are in its lower halves, those of the second one byte below.
+DEEP_EP_DEVICE std::uint32_t upper_bytes(const Vec16& lower_halves, int first_word) {
+  return permute_bytes(lower_halves.word[first_word], lower_halves.word[first_word + 1], 0x3715);
+}
+/// The lower halves of which a line has the rest; `half`: see CombineRowFormat::rest_half.
+DEEP_EP_DEVICE Vec16 lower_halves_of(const Vec16& rest, int rest_bits, int half) {
+  if (rest_bits == 16) return rest;
+  const std::uint32_t low = half == 0 ? rest.word[0] : rest.word[1], high = half == 0 ? rest.word[2] : rest.word[3];
+  constexpr std::uint32_t kBytes = 0xff00ff00u;
+  return {low & kBytes, low << 8 & kBytes, high & kBytes, high << 8 & kBytes};
+}
+
+/// Adds the rows of a token in the order that all transports keep: `part` is the sum of what is added up before it
+/// meets other parts (the rows of a rank, or of a node), from zero on.
+struct CombineSum {
+  float total[8] = {}, part[8] = {};
+
+  /// A row times its weight, each product rounded before it is added: the bits do not depend on who adds. Of a sum, all
+  /// of its bits, and the weight is 1.
+  DEEP_EP_DEVICE void add_row(const Vec16& row, const Vec16& lower_halves, float weight) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const std::uint32_t low = permute_bytes(lower_halves.word[i], row.word[i], 0x5410);
+      const std::uint32_t high = permute_bytes(lower_halves.word[i], row.word[i], 0x7632);
+      part[2 * i] += rounded_product(weight, float_from_bits(low));
+      part[2 * i + 1] += rounded_product(weight, float_from_bits(high));
+    }
+  }
+  /// Ends a part; `several`: of several rows, so it is rounded as if it had travelled.
+  DEEP_EP_DEVICE void end_part(bool several, int rest_bits) {
+    if (several) round_sum(part, rest_bits);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      total[i] += part[i];
+      part[i] = 0.0f;
+    }
+  }
+};
 
 /// A selection at the time of combine.
 struct Selection {
@@ -46,7 +109,7 @@ struct Selection {
   bool known = true;  ///< see CombineCall::load_announced()
 
   DEEP_EP_DEVICE static Selection load(const LowLatencyCombineParams& params, int token, int k) {
-    const std::int64_t at = std::int64_t{token} * params.num_topk + k;
+    const int at = token * params.num_topk + k;  // at most kMostLowLatencyTokens
     return {params.topk_idx.load_words(at), load_stream(params.topk_weights + at)};
   }
   /// An expert that does not exist is none.
@@ -119,18 +182,31 @@ struct CombineCall : RankCall<LowLatencyKind::combine, kRdma> {
     return row(this->rail(node(owner), member), token);
   }
 
-  // Rows that travel as the experts left them: see unreduced.hpp.
+  // Tags of lines. A line's last word is never anything else.
 
-  /// The sender writes this tag into the lines of a row of `expert`. A call in one launch never writes it, so no rank
-  /// takes a row for a sum.
-  DEEP_EP_DEVICE std::uint64_t tag(int expert) const {
-    return static_cast<std::uint64_t>(expert) << 47 | std::uint64_t{1} << 46 | epoch;
+  /// The upper part of a row's tag: its kind, and of the kinds that are one expert's row the expert.
+  DEEP_EP_DEVICE static std::uint32_t mark(CombineRowKind kind, int expert = 0) {
+    return static_cast<std::uint32_t>(expert) << 3 | static_cast<std::uint32_t>(kind);
   }
-  /// Row of the dispatch's selection `k` of `token`, in the heap of the token's owner.
+  DEEP_EP_DEVICE std::uint32_t sum_mark() const {
+    return mark(static_cast<CombineRowKind>(1 + params.format.rest_bits / 8));
+  }
+  /// What a mark has above its 20 bits is no part of the tag.
+  DEEP_EP_DEVICE std::uint64_t tag(std::uint32_t mark) const { return std::uint64_t{mark} << kMarkShift | epoch; }
+  /// Is it a tag of this call?
+  DEEP_EP_DEVICE bool of_this_call(std::uint64_t tag) const {
+    return (tag & ((std::uint64_t{1} << kMarkShift) - 1)) == epoch;
+  }
+  DEEP_EP_DEVICE static int expert_of(std::uint64_t tag) { return static_cast<int>(tag >> (kMarkShift + 3)); }
+  DEEP_EP_DEVICE static bool is_sum(std::uint64_t tag) {
+    return (tag >> kMarkShift & 7) < static_cast<std::uint32_t>(CombineRowKind::row);
+  }
+  /// Row of the dispatch's selection `k` of `token`, in the heap of the token's owner: see unreduced.hpp.
   DEEP_EP_DEVICE Place<std::byte> selected_row(int token, int k) const { return row(0, token * params.num_topk + k); }
 
  private:
-  static constexpr int kEpochBits = 48;  ///< more than Progress has
+  static constexpr int kEpochBits = 48;  ///< of a cell; more than Progress has
+  static constexpr int kMarkShift = 44;  ///< of a tag, likewise
 };
 
 struct CombineShared : CallShared {
@@ -157,7 +233,7 @@ struct CombineRow {
   std::int32_t position;  ///< in each lane that of a selection, negative: not on this rank
 };
 
-/// The expert side. Groups of warps take the rows in turn, and the warps of a group share a row by its pieces.
+/// The expert side. Groups of warps take the rows in turn, and the warps of a group share a row by its lines.
 /// Neighbouring rows belong to different owners: all links are busy at once.
 struct RowPusher {
   const LowLatencyCombineParams& params;
@@ -168,7 +244,7 @@ struct RowPusher {
   CombineRow first{};     ///< the group's first row
   std::int32_t most = 0;  ///< rows of any source that this lane has seen
 
-  DEEP_EP_DEVICE CombineWire wire() const { return {params.hidden}; }
+  DEEP_EP_DEVICE const CombineRowFormat& format() const { return params.format; }
 
   /// Starts the loads that do not depend on the call. `shares`: more groups than rows share the selections of a row.
   DEEP_EP_DEVICE void load_first(bool shares) {
@@ -200,16 +276,18 @@ struct RowPusher {
   /// Groups of the grid.
   DEEP_EP_DEVICE int step() const { return groups * params.common.working_blocks; }
 
-  // Of a row this warp works on every warps_per_row-th piece, step by step.
-  DEEP_EP_DEVICE int line_steps() const {
-    return (wire().pieces - warp + params.warps_per_row - 1) / params.warps_per_row;
+  // Of a row this warp works on every warps_per_row-th of equal shares, step by step. A share is so many groups of lines
+  // as the lane has lines of it, four apart.
+  DEEP_EP_DEVICE int line_steps(int groups_of_share) const {
+    const int shares = (format().line_groups + groups_of_share - 1) / groups_of_share;
+    return (shares - warp + params.warps_per_row - 1) / params.warps_per_row;
   }
-  /// The lane's line of the first step, and how far on that of the next one is.
-  DEEP_EP_DEVICE std::uint32_t first_line() const {
-    return static_cast<std::uint32_t>(warp * kWarpLines + LineLane().line);
+  /// The lane's first line of the first step, and how far on that of the next one is.
+  DEEP_EP_DEVICE std::uint32_t first_line(int groups_of_share) const {
+    return static_cast<std::uint32_t>(warp * groups_of_share * kWarpLines + LineLane().line);
   }
-  DEEP_EP_DEVICE std::uint32_t line_step() const {
-    return static_cast<std::uint32_t>(params.warps_per_row * kWarpLines);
+  DEEP_EP_DEVICE std::uint32_t line_step(int groups_of_share) const {
+    return static_cast<std::uint32_t>(params.warps_per_row * groups_of_share * kWarpLines);
   }
 
  private:

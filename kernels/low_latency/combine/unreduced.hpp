@@ -81,7 +81,8 @@ struct UnreducedPusher : RowPusher {
       each_bit(rows, [&](int k) {
         const int position = warp::shuffle(row.position, k);
         const int expert = first_expert + position / params.expert_rows;  // named by the row's tags
-        copy(position, call.selected_row(row.token, k).in(heap), call.tag(expert));
+        copy(position, call.selected_row(row.token, k).in(heap),
+             call.tag(call.mark(CombineRowKind::selected_row, expert)));
       });
       return true;
     });
@@ -90,19 +91,19 @@ struct UnreducedPusher : RowPusher {
 
   /// This warp's share of the lines of row `position` of x, of which other rows may still be written.
   DEEP_EP_DEVICE void copy(std::int32_t position, std::byte* to, std::uint64_t tag) const {
-    const auto* from = reinterpret_cast<const Vec16*>(params.x) + std::int64_t{position} * wire().vectors;
-    std::uint32_t line = first_line();
+    const auto* from = reinterpret_cast<const Vec16*>(params.x) + std::int64_t{position} * format().vectors;
+    std::uint32_t line = first_line(1);
 #pragma unroll 1
-    for (int left = line_steps(); left > 0; left -= kTogether) {
+    for (int left = line_steps(1); left > 0; left -= kTogether) {
       Vec16 loaded[kTogether] = {};
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
-        const int vector = i < left ? wire().vector(line + i * line_step()) : -1;
+        const int vector = i < left ? format().vector(line + i * line_step(1)) : -1;
         if (vector >= 0) loaded[i] = load_weak(from + vector);
       }
 #pragma unroll
-      for (int i = 0; i < kTogether; ++i, line += line_step()) {
-        if (i < left) wire().store(to, line, loaded[i], tag);
+      for (int i = 0; i < kTogether; ++i, line += line_step(1)) {
+        if (i < left) format().store(to, line, loaded[i], tag);
       }
     }
   }

@@ -50,7 +50,7 @@ DEEP_EP_DEVICE void post_to(const DispatchSender<true>& sender, CallPoster<Dispa
     const int slot = slots + count_bits(all & ((1u << lane_index()) - 1));
     slots += count_bits(all);
     return mine ? slot + 1 : 0;
-  });
+  }, [&](int) { return call.row_bytes; });
 
   // 3. The peer has learned of the counts with the first rows, or does here: also when the call is over for this rank,
   // as ranks that disagree find that out by each other's counts.

@@ -23,7 +23,7 @@ TEST_P(LowLatencyCombineTest, RandomShapes) {
     }
     ClusterOptions options = cluster(ranks);
     options.host.warps_per_block = ranks < 3 ? 20 : ranks == 3 ? 9 : 1;
-    run_combines(options, {ranks, 0}, cases, {0, 2});
+    run_combines(options, {ranks, ranks_per_node_of(GetParam().topology, ranks)}, cases, {0, 2});
   }
 }
 

@@ -118,7 +118,7 @@ TEST_P(LowLatencyLanesOver, ManySchedules) {
     if (under_sanitizer() && lanes == 4) continue;
     SCOPED_TRACE(std::string(over.wire) + ", lanes " + std::to_string(lanes));
     const Setting wire("DEEP_EP_RDMA_WIRE", over.wire);
-    const Combined expected = over.topology == Topology::rails ? one.expected_by_rails(2) : one.expected();
+    const Combined expected = one.expected(ranks_per_node_of(over.topology, 4));
     ClusterOptions options{.ranks = 4};
     options.where.topology = over.topology;
     options.host = {.multiprocessors = 2, .warps_per_block = 4, .seed = ++seed};

@@ -20,7 +20,7 @@ class LowLatencyLateOwnerTest : public ClusterTest {
   static void run_with_late_ranks(const ClusterOptions& where, const std::vector<LowLatencyCombineCase>& cases,
                                   const BufferOptions& options, bool weights, bool at_once = false) {
     std::vector<std::vector<oracle::Combined>> expected;
-    for (const auto& one : cases) expected.push_back(expected_of(one, weights));
+    for (const auto& one : cases) expected.push_back(one.expected());
     run_with_buffers(where, options, [&](Rank& rank, Buffer& buffer) {
       int late = 0;
       for (std::size_t i = 0; i < cases.size(); ++i) {
@@ -50,10 +50,6 @@ class LowLatencyLateOwnerTest : public ClusterTest {
       }
       buffer.check();
     });
-  }
-
-  static std::vector<oracle::Combined> expected_of(const LowLatencyCombineCase& one, bool weights) {
-    return weights ? one.expected() : one.expected_with_hooks(Topology::one_node);
   }
 
   /// Cases whose selections at combine are not those of dispatch, but where weights come with it: some gone, all
@@ -101,11 +97,11 @@ TEST_P(LowLatencyLateOwnerTest, PlacesOfACallThatIsNotReceivedAreLeftAlone) {
       const auto results = send_third_before_the_other_receives(rank, [&](int call) {
         return buffer.low_latency_combine(with_hook(call < 2 ? arguments : last), rank.call());
       });
-      const auto expected = expected_of(one, weights);
+      const auto expected = one.expected();
       for (const std::size_t call : {0, 1}) {
         check_low_latency_combine(rank, one, expected, results[call].combined_x.view());
       }
-      check_low_latency_combine(rank, third, expected_of(third, weights), results[2].combined_x.view());
+      check_low_latency_combine(rank, third, third.expected(), results[2].combined_x.view());
       buffer.check();
     });
 }
@@ -117,7 +113,7 @@ TEST_P(LowLatencyLateOwnerTest, NobodyWaitsForItToSendTheCallAfterTheNext) {
       {.tokens = {7, 5, 4}, .max_tokens = 28, .hidden = 256, .local_experts = 4, .topk = 4, .seed = 7});
   for (const bool weights : {false, true})
     run_cluster(cluster(kLateOwnerRanks), [&](Rank& rank) {
-      const auto expected = expected_of(one, weights);
+      const auto expected = one.expected();
       Buffer& buffer = rank.buffer(low_latency_options(kLateOwnerRanks, 28, 256));
       const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one, weights);
       const LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);

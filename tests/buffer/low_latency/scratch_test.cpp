@@ -45,7 +45,7 @@ BufferOptions scratch_options(const ScratchWay& way) {
 TEST_P(LowLatencyScratchTest, IsTheProgramsFromCleaningToCleaning) {
   const auto one = make_low_latency_combine_case(
       {.tokens = {5, 0, 3, 6}, .max_tokens = 6, .hidden = 256, .local_experts = 2, .topk = 3, .seed = 5});
-  const Combined direct = one.expected(), by_rails = one.expected_by_rails(2);
+  const Combined of_one_node = one.expected(), of_two = one.expected(2);
   for (const ScratchWay& way : kScratchWays) {
     SCOPED_TRACE(way.name);
     // A NIC may still write what nobody waits for, as selections of tokens that have no expert here: no harm, but a
@@ -55,7 +55,7 @@ TEST_P(LowLatencyScratchTest, IsTheProgramsFromCleaningToCleaning) {
       const TensorView memory = buffer.low_latency_memory();
       require(memory.shape[0] == static_cast<std::int64_t>(buffer.options().low_latency.bytes / 128 * 128), "bytes");
       for (std::uint64_t round = 1; round <= 5; ++round) {
-        dispatch_and_combine(rank, buffer, one, way.rails == LowLatencyRails::always ? by_rails : direct);
+        dispatch_and_combine(rank, buffer, one, way.ranks_per_node == kScratchRanks ? of_one_node : of_two);
         if (round == 5) break;
         // The number of the next call everywhere: signals, counts and rows seem to have come.
         const std::vector<std::uint64_t> anything(static_cast<std::size_t>(memory.shape[0]) / sizeof(std::uint64_t),

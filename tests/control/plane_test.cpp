@@ -45,6 +45,7 @@ TEST_P(PlaneTest, AnEndWithoutGoodbyeIsToldToAllRanks) {
   for (const int rank : {0, 1, 3}) {
     const SharedWords& words = buffer.words[static_cast<std::size_t>(rank)];
     EXPECT_TRUE(eventually([&] { return words.lost_for(2) == 2; })) << rank;
+    EXPECT_TRUE(eventually([&] { return words.verdicts() == 1; })) << rank << ": kernels look at the others after that";
     EXPECT_EQ(buffer[rank].gone(), std::vector<int>{2});
     for (const int other : {0, 1, 3}) EXPECT_EQ(words.lost_for(other), kNobody);
   }

@@ -17,6 +17,7 @@
 #include "kernels/primitives/launch.hpp"
 #include "kernels/primitives/memory.hpp"
 #include "kernels/primitives/warp.hpp"
+#include "tests/support/setting.hpp"
 
 namespace deep_ep::test {
 namespace {
@@ -82,19 +83,74 @@ TEST(HostShared, ScopesWiderThanTheBlockAreReported) {
   EXPECT_NE(text.find("an access at gpu or system scope to shared+16"), std::string::npos) << text;
 }
 
+TEST(HostShared, AWritePastTheEndIsReported) {
+  if (DEEP_EP_ASAN) GTEST_SKIP() << "AddressSanitizer ends the process there";
+  const auto machine = make_host_executor();
+  const std::string text = failure_of(*machine, {1, 32, 64}, [](std::byte* shared) {
+    if (thread_index() == 0) shared[64] = std::byte{1};
+  });
+  EXPECT_NE(text.find("a write past the end of its 64 bytes of shared memory"), std::string::npos) << text;
+}
+
+/// In the fixed schedule every copy is as late as the program allows, so a program that reads, reuses a stage or
+/// signals too early always gets the wrong bytes. The engine never sees what threads wrote to a stage.
+TEST(HostBulk, CopiesAreAsLateAsTheProgramAllows) {
+  const Setting fixed_schedule("DEEP_EP_HOST_SEED", "0");
+  const auto machine = make_host_executor();
+  alignas(16) std::byte source[2][16] = {{std::byte{1}}, {std::byte{2}}}, row[2][16] = {};
+  std::vector<std::byte> seen;
+  const std::string text = failure_of(*machine, {1, 32, 128}, [&](std::byte* shared) {
+    if (thread_index() != 0) return;
+    auto& loaded = *reinterpret_cast<Mbarrier*>(shared + 64);
+    mbarrier::init(loaded);
+    mbarrier::fence_init();
+    for (const std::uint32_t phase : {0u, 1u}) {
+      mbarrier::arrive_expect_bytes(loaded, 16);
+      bulk::load(shared, source[phase], 16, loaded);
+      seen.push_back(shared[0]);  // not loaded yet
+      mbarrier::wait(loaded, phase);
+      seen.push_back(shared[0]);
+      shared[0] = std::byte{9};
+      if (phase == 0) bulk::store(row[0], shared, 16);  // without wait_read: it sends the second phase's bytes
+    }
+    bulk::store(row[1], shared, 16);
+    bulk::commit();
+    bulk::wait(0);
+    seen.push_back(row[0][0]);  // complete, but not in memory before the fence
+    bulk::fence_global();
+    seen.push_back(row[0][0]);
+    seen.push_back(row[1][0]);
+  });
+  EXPECT_EQ(text, "");
+  std::vector<std::byte> expected;
+  for (const int byte : {0xC5, 1, 9, 2, 0, 2, 2}) expected.push_back(static_cast<std::byte>(byte));
+  EXPECT_EQ(seen, expected);
+}
+
+TEST(HostBulk, CopiesThatNoThreadWaitsForAreReported) {
+  const auto machine = make_host_executor();
+  alignas(16) std::byte row[16];
+  const std::string stored = failure_of(*machine, {1, 32, 128}, [&](std::byte* shared) {
+    if (thread_index() == 0) bulk::store(row, shared, 16);
+  });
+  EXPECT_NE(stored.find("thread 0: the thread exits while 1 of its bulk stores still read shared memory"),
+            std::string::npos)
+      << stored;
+}
+
 /// Thread 0 acquires a word, thread 32 copies; a fence that lies elsewhere does not count.
-TEST(HostBulk, CopiesBehindAnAcquireNeedAFenceBetween) {
+void expect_a_fence_between(void (*acquire)(std::uint64_t* word)) {
   enum Fence { none, before_the_acquire, by_the_acquirer, by_the_copier, before_they_meet };
   for (const Fence fence : {none, before_the_acquire, by_the_acquirer, by_the_copier, before_they_meet}) {
     const auto machine = make_host_executor({.seed = 1});
     alignas(128) std::byte row[128];
-    const std::uint64_t word = 1;
+    std::uint64_t word = 1;
     const std::string text = failure_of(*machine, {1, 64, 1024}, [&](std::byte* shared) {
       const auto fence_if = [&](int thread, Fence here) {
         if (thread_index() == thread && fence == here) bulk::fence_global();
       };
       fence_if(0, before_the_acquire);
-      if (thread_index() == 0) load_acquire<Scope::system>(&word);
+      if (thread_index() == 0) acquire(&word);
       fence_if(0, by_the_acquirer);
       fence_if(32, before_they_meet);
       warp::sync();
@@ -109,6 +165,12 @@ TEST(HostBulk, CopiesBehindAnAcquireNeedAFenceBetween) {
     EXPECT_EQ(text.find("without bulk::fence_global") == std::string::npos, right) << fence << ": " << text;
     EXPECT_EQ(text.empty(), right) << text;
   }
+}
+
+TEST(HostBulk, CopiesBehindAnAcquireNeedAFenceBetween) {
+  expect_a_fence_between([](std::uint64_t* word) { load_acquire<Scope::system>(word); });
+  expect_a_fence_between([](std::uint64_t* word) { fetch_add_acq_rel<Scope::system>(word, std::uint64_t{1}); });
+  expect_a_fence_between([](std::uint64_t* word) { compare_exchange<Scope::system>(word, 1, 2); });
 }
 
 }  // namespace

@@ -5,6 +5,7 @@ import gc
 import threading
 import time
 import types
+import weakref
 from concurrent import futures
 
 import pytest
@@ -19,6 +20,7 @@ from time_scale import scaled
 
 from deep_ep import Buffer, ElasticBuffer
 from deep_ep.errors import InvalidArgument
+from deep_ep.exchanges import bootstrap_of, timeout_s
 
 
 @on_ranks(3)
@@ -39,6 +41,33 @@ def test_tensors_outlive_the_buffer(group):
     # A handle is used with another buffer of the same number of ranks.
     buffer = Buffer(group, 1 << 22)
     equal(buffer.dispatch(case.x[buffer.rank], handle=results[0][4], config=CONFIG)[0], mine.x, "rows")
+
+
+def test_a_group_has_one_bootstrap():
+    """It counts the group's buffers, and goes with the group."""
+    group = Alone()
+    of_group = bootstrap_of(group)
+    assert bootstrap_of(group) is of_group and bootstrap_of(Alone()) is not of_group
+    end = weakref.ref(group)
+    del group
+    assert end() is None
+
+
+def test_exchanges_of_destroy_have_a_deadline(monkeypatch):
+    """Those that make a buffer wait for as long as the group does."""
+    limits = []
+
+    class Watched(Alone):
+        @staticmethod
+        def allgather(value):
+            limits.append(timeout_s.get())
+            return [value]
+
+    buffer = Buffer(None, comm=Watched, explicitly_destroy=True)
+    made = len(limits)
+    monkeypatch.setenv("DEEP_EP_TIMEOUT_S", "7")
+    buffer.destroy()
+    assert 0 < made < len(limits) and set(limits[:made]) == {0.0} and set(limits[made:]) == {7.0}
 
 
 @on_ranks(2)

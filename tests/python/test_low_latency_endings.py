@@ -32,9 +32,9 @@ def test_endings(group):
     event.current_stream_wait()
     reference.check_dispatched(case, rank, M, (rows, count, handle, event, hook), stats=received)
     back, event, hook = combine(buffer, case, outputs[rank], handle, async_finish=True, combine_wait_recv_cost_stats=waits)
-    del handle
-    for kept in (waits, outputs[rank], case.topk_idx[rank], case.topk_weights[rank], back):
+    for kept in (waits, outputs[rank], case.topk_idx[rank], case.topk_weights[rank], back, handle):
         assert any(tensor is kept for tensor in event.extra_tensors)
+    del handle
     event.current_stream_wait()
     assert hook is None
     reference.close(back, wanted)

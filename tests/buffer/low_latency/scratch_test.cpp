@@ -127,17 +127,52 @@ TEST_P(LowLatencyScratchTest, CleaningWaitsForSelectionsThatNobodyWaitsFor) {
   });
 }
 
-/// Says when memory is about to be cleaned.
+/// Says when memory is about to be cleaned, and records an event behind that.
 class ToldExecutor final : public CountingExecutor {
  public:
   using CountingExecutor::CountingExecutor;
   std::function<void()> before_fill;
+  EventHandle filled;
 
   void fill(void* memory, int value, std::size_t bytes, StreamHandle stream) override {
     if (before_fill) before_fill();
     CountingExecutor::fill(memory, value, bytes, stream);
+    filled = record_event(stream);
   }
 };
+
+/// Rank 1 has come to the barrier once it has posted there: rank 0 may still write to the memory of rank 1 then.
+TEST_P(LowLatencyScratchTest, IsCleanedBehindABarrier) {
+  if (GetParam().target != Target::host || are_processes(GetParam())) GTEST_SKIP() << "the test plays a NIC's part";
+  run_cluster(cluster(2), [&](Rank& rank) {
+    BufferOptions options = low_latency_options(2, 4, 256);
+    options.low_latency.allow_nvlink = false;
+    options.low_latency.lanes = 1;
+    std::optional<HeldDoorbell> held;
+    const auto hold = [&](QueuePairsExecutor& pairs) {
+      if (rank.rank() == 1) held.emplace(pairs.at(channel_of(LowLatencyKind::combine, 0), 0));
+    };
+    const auto told = std::make_shared<ToldExecutor>(rank.executor());
+    Buffer buffer(rank.bootstrap(), std::make_shared<QueuePairsExecutor>(told, 2, low_latency_channels(1), hold),
+                  options);
+    buffer.low_latency_memory();
+    bool early = false;
+    if (rank.rank() == 1) {
+      const std::uint64_t before = held->posted();
+      buffer.low_latency_clean(rank.stream());
+      while (held->posted() == before) std::this_thread::yield();
+      early = rank.executor()->event_done(told->filled);
+      const EventHandle end = rank.executor()->record_event(rank.stream());
+      while (!rank.executor()->event_done(end)) held->let_go(), std::this_thread::yield();
+    } else {
+      buffer.low_latency_clean(rank.stream());
+    }
+    rank.executor()->synchronize(rank.stream());
+    rank.bootstrap()->barrier();
+    require(!early, "rank 1 has cleaned its memory before its barrier");
+    buffer.destroy();
+  });
+}
 
 /// Rows that a rank sends before another one has cleaned its memory would be lost.
 TEST_P(LowLatencyScratchTest, NobodyGoesOnBeforeAllHaveCleaned) {

@@ -160,8 +160,9 @@ def calls():
     routing = torch.eye(EXPERTS, dtype=torch.bool)[:TOKENS].contiguous()
     dtypes = {"hidden": ANY, "routing_map": BOOL, "probs": FLOAT}
     permuted = add("permute", hybrid.dispatch_with_permute, dtypes, dict(zip(dtypes, (x, routing, torch.rand(TOKENS, EXPERTS)))))
-    add("permute selections", hybrid.dispatch_with_permute, {"hidden": ANY, "topk_idx": INDEX, "topk_weights": (*FLOAT, *ROWS, torch.float16)},
-        {"hidden": x, **selections}, options={"num_of_experts": EXPERTS, "scaling_factor": None})  # fmt: skip
+    dtypes = {"hidden": ANY, "topk_idx": INDEX, "topk_weights": (*FLOAT, *ROWS, torch.float16)}
+    add("permute selections", hybrid.dispatch_with_permute, dtypes, {"hidden": x, **selections},
+        options={"num_of_experts": EXPERTS, "scaling_factor": None})  # fmt: skip
     add("unpermute", hybrid.combine_with_unpermute, {"hidden": ROWS, "probs": FLOAT, "handle": ANY},
         {"hidden": permuted[0], "probs": permuted[1], "handle": permuted[4]})  # fmt: skip
     return made

@@ -97,6 +97,12 @@ WireKind choose_wire(std::span<const WireFacts> ranks, std::string& why_local) {
   return WireKind::local;
 }
 
+void AgreedWire::decide(std::string& why_local) {
+  kind = choose_wire(ranks, why_local);
+  bytes_per_ns = std::ranges::min(ranks, {}, &WireFacts::bytes_per_ns).bytes_per_ns;
+  num_nics = std::ranges::min(ranks, {}, &WireFacts::num_nics).num_nics;
+}
+
 AgreedWire AgreedWire::agree(Bootstrap& bootstrap, const Executor& executor, std::span<const ProcessIdentity> processes,
                              std::optional<RdmaSettings> settings) {
   AgreedWire wire;
@@ -121,9 +127,7 @@ AgreedWire AgreedWire::agree(Bootstrap& bootstrap, const Executor& executor, std
   }
   std::string why_local;
   wire.ranks = all_gather_values(bootstrap, mine);
-  wire.kind = choose_wire(wire.ranks, why_local);
-  wire.bytes_per_ns = std::ranges::min(wire.ranks, {}, &WireFacts::bytes_per_ns).bytes_per_ns;
-  wire.num_nics = std::ranges::min(wire.ranks, {}, &WireFacts::num_nics).num_nics;
+  wire.decide(why_local);
   NicHandler& handler = wire.settings.nic_handler;
   if (wire.kind == WireKind::simulated && handler != NicHandler::doorbell) handler = NicHandler::gpu;
   // For the wire `local`, and for kernels on the CPU, there is no other.

@@ -55,6 +55,8 @@ struct AgreedWire {
   /// range, and on every rank RankMismatch if the ranks ask for different wires, SystemError if a NIC is missing.
   static AgreedWire agree(Bootstrap& bootstrap, const Executor& executor, std::span<const ProcessIdentity> processes,
                           std::optional<RdmaSettings> settings = {});
+  /// Fills in kind, bytes_per_ns and num_nics as `ranks` say, the same on each rank; `why_local` as choose_wire does.
+  void decide(std::string& why_local);
   /// Do queue pairs of any rank use only one of several paths?
   bool keeps_to_path() const {
     return kind == WireKind::verbs && std::ranges::any_of(ranks, &WireFacts::keeps_to_path);

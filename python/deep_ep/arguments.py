@@ -48,3 +48,11 @@ def integer(name: str, value: Any, least: Optional[int] = None) -> int:
     if least is not None and number < least:
         raise InvalidArgument(f"{name} is {number}, allowed: {least} or more")
     return number
+
+
+def check_dtype(name: str, given: Any, *allowed: torch.dtype) -> None:
+    """For tensors that PyTorch reads, or that the library gets as a view."""
+    if not isinstance(given, torch.Tensor):
+        raise TypeError(f"{name} is of type {type_name(given)}, expected a torch.Tensor")
+    if given.dtype not in allowed:
+        raise InvalidArgument(f"{name} must be {' or '.join(map(str, allowed))}, got {given.dtype}")

@@ -7,7 +7,7 @@ from typing import Any, Callable, Optional, Sequence, Set, Tuple, Union
 import torch
 
 from . import _native
-from .arguments import Bias, MaybeCounts, MaybeTensor, RowsLike, biases, integer, one_or_two, type_name
+from .arguments import Bias, MaybeCounts, MaybeTensor, RowsLike, biases, check_dtype, integer, one_or_two, type_name
 from .config import ALIGNMENT, Config
 from .errors import InvalidArgument, WrongUse
 from .exchanges import bootstrap_of, rank_and_size
@@ -520,6 +520,7 @@ class Buffer(NativeOwner):
                 overlapping = comp_signal, *each
             elif src_signals is not None:
                 value = integer("src_signal_expect_value", src_signal_expect_value, 1)
+                check_dtype("src_signals", src_signals, torch.int32, torch.uint32)
                 overlapping = src_signals.view(torch.int32), 0, value, 32
             else:
                 overlapping = None, 0, 1, 32

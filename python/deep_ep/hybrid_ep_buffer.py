@@ -16,7 +16,7 @@ from typing import Any, Optional, Tuple
 import torch
 
 from . import _native
-from .arguments import integer
+from .arguments import check_dtype, integer
 from .buffers.elastic import ElasticBuffer, EPHandle
 from .errors import InvalidArgument, Unsupported, WrongUse
 from .utils.math import align
@@ -43,6 +43,9 @@ def indices_to_map(
     topk_idx: torch.Tensor, topk_weights: Optional[torch.Tensor], num_of_tokens: int, num_of_experts: int
 ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
     """``routing_map`` bool ``[T, E]`` and ``probs`` float32 ``[T, E]`` (``None`` without weights) of selections ``[T, K]``."""
+    check_dtype("topk_idx", topk_idx, torch.int64, torch.int32)
+    if topk_weights is not None:
+        check_dtype("topk_weights", topk_weights, torch.float32, torch.bfloat16, torch.float16)
     index = topk_idx.to(torch.int64)
     routing_map = _dense(index, True, num_of_experts, torch.bool)
     return routing_map, None if topk_weights is None else _dense(index, topk_weights.float(), num_of_experts, torch.float32)
@@ -170,6 +173,8 @@ class HybridEPBuffer:
         """
         if use_fp8:
             raise Unsupported("use_fp8 is True, allowed: False: rows of HybridEPBuffer are bfloat16")
+        if probs is not None:
+            check_dtype("probs", probs, torch.float32)
         if use_host_meta is not None:
             non_blocking = not use_host_meta
         tokens_per_expert = None
@@ -188,6 +193,7 @@ class HybridEPBuffer:
                 columns = topk_idx.size(1)
                 routing_map, dense = indices_to_map(topk_idx, topk_weights, hidden.size(0), num_of_experts)
                 probs = dense if probs is None else probs
+            check_dtype("routing_map", routing_map, torch.bool)
             if routing_map.dim() != 2 or routing_map.size(0) != hidden.size(0) or routing_map.size(1) % self.group_size:
                 raise InvalidArgument(
                     f"routing_map is of shape {tuple(routing_map.shape)}, allowed: [{hidden.size(0)}, a multiple of {self.group_size}]"

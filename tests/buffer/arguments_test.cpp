@@ -1,6 +1,8 @@
 // Every wrong argument is refused by name before anything is sent, and the buffer works afterwards.
+#include <algorithm>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "tests/cluster/fixture.hpp"
 
@@ -28,9 +30,14 @@ struct Spoil {
   const char* what;
   void (*apply)(View&);
 };
-template <DType dtype>
-void of_type(View& view) {
-  view.dtype = dtype;
+/// Another type of the same width, where the library knows one.
+void of_other_type(View& view) {
+  constexpr std::pair<DType, DType> kTwins[] = {{DType::int32, DType::float32},
+                                                {DType::float32, DType::int32},
+                                                {DType::bfloat16, DType::float16},
+                                                {DType::float16, DType::bfloat16}};
+  const auto* twin = std::ranges::find(kTwins, view.dtype, &std::pair<DType, DType>::first);
+  view.dtype = twin == std::end(kTwins) ? DType::float8_e5m2 : twin->second;
 }
 template <int dim, std::int64_t size>
 void sized(View& view) {
@@ -38,7 +45,7 @@ void sized(View& view) {
                           view.device);
 }
 constexpr Spoil kSpoils[] = {
-    {"type", of_type<DType::float8_e5m2>},
+    {"type", of_other_type},
     {"a row less", [](View& view) { --view.shape[0]; }},
     {"dimension more", [](View& view) { view.dims = 3, view.shape[2] = 1, view.strides[2] = 1; }},
     {"dimension less", [](View& view) { --view.dims; }},
@@ -82,7 +89,7 @@ TEST_P(ArgumentsTest, Dispatch) {
     refuse_spoiled<Arguments>(
         good,
         {{"x", [](Arguments& a) -> View& { return a.x; }, "type, a row less"},
-         {"x_scales", [](Arguments& a) -> View& { return *a.x_scales; }, "rows apart, columns apart"},
+         {"x_scales", [](Arguments& a) -> View& { return *a.x_scales; }, "type, rows apart, columns apart"},
          {"is_token_in_rank", [](Arguments& a) -> View& { return a.is_token_in_rank; }},
          {"num_tokens_per_expert", [](Arguments& a) -> View& { return a.num_tokens_per_expert; }},
          {"topk_idx", [](Arguments& a) -> View& { return *a.topk_idx; }},
@@ -101,6 +108,7 @@ TEST_P(ArgumentsTest, Dispatch) {
     refuses("is_token_in_rank", "3 wide", [](Arguments& a) { sized<1, 3>(a.is_token_in_rank); });
     refuses("num_tokens_per_expert", "missing", [](Arguments& a) { a.num_tokens_per_expert = {}; });
     refuses("num_tokens_per_expert", "of 0", [](Arguments& a) { a.num_tokens_per_expert.shape[0] = 0; });
+    refuses("x_scales", "of 1 byte", [](Arguments& a) { a.x_scales->dtype = DType::uint8; });
     refuses("topk_idx", "missing", [](Arguments& a) { a.topk_idx.reset(); });
     refuses("topk_idx", "33 wide", [](Arguments& a) { sized<1, 33>(*a.topk_idx); });
     refuses("topk_weights", "3 wide", [](Arguments& a) { sized<1, 3>(*a.topk_weights); });

@@ -1,4 +1,10 @@
 // An engine that sleeps: the heap's memory goes, and comes back at the same addresses with what it held.
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+
 #include "tests/cluster/fixture.hpp"
 #include "tests/cluster/low_latency_combine_case.hpp"
 
@@ -56,6 +62,60 @@ void sleep_amid_calls(const ClusterOptions& cluster) {
 
 TEST_P(SuspendTest, EverythingIsAsBefore) { sleep_amid_calls(cluster(3)); }
 TEST_P(SuspendProcessesTest, EverythingIsAsBefore) { sleep_amid_calls(cluster(3)); }
+
+/// Sets a limit of this process as long as it lives.
+class Limit {
+ public:
+  Limit(__rlimit_resource resource, rlim_t most) : resource_(resource) {
+    require(::getrlimit(resource, &before_) == 0, "getrlimit");
+    const rlimit scarce{std::min(most, before_.rlim_max), before_.rlim_max};
+    require(::setrlimit(resource, &scarce) == 0, "setrlimit");
+  }
+  ~Limit() { ::setrlimit(resource_, &before_); }
+  Limit(const Limit&) = delete;
+  Limit& operator=(const Limit&) = delete;
+
+ private:
+  __rlimit_resource resource_;
+  rlimit before_{};
+};
+
+/// Rank 1 has no room for what its heap holds, and then no descriptor for new memory. What has failed on one rank has
+/// happened on none.
+TEST_P(SuspendProcessesTest, AFailureOfOneRankChangesNothing) {
+  if (GetParam().target != Target::host) GTEST_SKIP() << "limits of processes are of memory on the CPU";
+  const Case one = make_case({.tokens = {8, 9, 4}});
+  run_with_buffers(cluster(3), [&](Rank& rank, Buffer& buffer) {
+    const DispatchResult before = buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call());
+    const auto is_as_before = [&] {
+      check_dispatch(rank, one, before);
+      run_round(rank, buffer, one);
+    };
+    if (!under_sanitizer()) {  // whose allocators end the process
+      if (rank.rank() == 1) {
+        std::size_t pages = 0;
+        std::ifstream("/proc/self/statm") >> pages;
+        const Limit memory(RLIMIT_AS, pages * static_cast<std::size_t>(::getpagesize()) + (std::size_t{16} << 20));
+        require_throws<OutOfMemory>([&] { buffer.suspend(); }, {"suspend: the host has no"}, "no room");
+      } else {
+        require_throws<SystemError>([&] { buffer.suspend(); }, {"failed on rank 1", "the host has no"}, "no room");
+      }
+      is_as_before();
+    }
+    buffer.suspend();
+    for (int time = 0; time < 2; ++time) {
+      if (rank.rank() == 1) {
+        const Limit descriptors(RLIMIT_NOFILE, 0);
+        require_throws<SystemError>([&] { buffer.resume(); }, {"Too many open files"}, "no descriptor");
+      } else {
+        require_throws<SystemError>([&] { buffer.resume(); }, {"failed on rank 1"}, "no descriptor");
+      }
+      require_throws<InvalidArgument>([&] { buffer.barrier(rank.call()); }, {"is suspended"}, "is suspended still");
+    }
+    buffer.resume();
+    is_as_before();
+  });
+}
 
 TEST_P(SuspendTest, IsRefusedBetweenNodes) {
   const Case one = make_case({.tokens = {3, 4}, .ranks_per_node = 1});

@@ -15,6 +15,7 @@
 #include "csrc/memory/symmetric_heap.hpp"
 #include "deep_ep/bootstrap.hpp"
 #include "deep_ep/error.hpp"
+#include "tests/cluster/counting_executor.hpp"
 #include "tests/cluster/processes.hpp"
 
 namespace deep_ep::test {
@@ -72,6 +73,36 @@ TEST(HostHeap, NobodyCanChangeItsSize) {
   EXPECT_EQ(::fcntl(fd->get(), F_ADD_SEALS, F_SEAL_WRITE), -1) << "nor make it read-only";
   const char byte = 1;
   EXPECT_EQ(::pwrite(fd->get(), &byte, 1, 8191), 1);
+}
+
+/// Each request to the executor fails once, the first one first.
+TEST(HostHeap, FailuresToSuspendAndResumeLoseNothing) {
+  const auto bootstrap = make_thread_bootstraps(1).front();
+  const auto executor = std::make_shared<CountingExecutor>(make_host_executor());
+  SymmetricHeap heap(executor, make_host_heap_memory(), *bootstrap, [](auto) { return 8192; });
+  const auto is_full_of = [&](int byte) {
+    return std::all_of(heap.local(), heap.local() + heap.bytes(),
+                       [&](std::byte each) { return each == std::byte(byte); });
+  };
+  const auto failures_of = [&](const auto& step) {
+    for (int failures = 0;; ++failures) {
+      executor->refused_request = failures + 1;
+      try {
+        step();
+      } catch (const Refused&) {
+        continue;
+      }
+      executor->refused_request = 0;
+      return failures;
+    }
+  };
+  std::fill_n(heap.local(), heap.bytes(), std::byte{90});
+  EXPECT_GT(failures_of([&] { heap.keep(*bootstrap); }), 2);
+  EXPECT_TRUE(is_full_of(90));
+  heap.release_memory();
+  EXPECT_TRUE(is_full_of(0));
+  EXPECT_GT(failures_of([&] { heap.resume(*bootstrap); }), 4) << "the table of peers, and what the heap holds";
+  EXPECT_TRUE(is_full_of(90));
 }
 
 /// The others see its memory where that of the process before was.

@@ -1,14 +1,19 @@
 """Wrong use raises, names the argument, and leaves the buffer usable."""
 
+import inspect
+
 import pytest
 import reference
 import torch
+import torch.distributed as dist
 from cluster import on_ranks
-from normal_mode import CONFIG, check_received, send
+from normal_mode import CONFIG, check_received, send, send_rows
 from reference import make_case
 
-from deep_ep import Buffer, Config, ElasticBuffer
+from deep_ep import Buffer, Config, ElasticBuffer, _native, errors
 from deep_ep.errors import RankMismatch
+from deep_ep.exchanges import bootstrap_of
+from deep_ep.meetings import StoreRanks
 
 
 def refused(*calls):
@@ -60,10 +65,37 @@ def test_wrong_types_before_any_call():
     )
 
 
+def test_every_class_is_raised(monkeypatch):
+    """Each class, and no other one; what the library throws between ranks: test_recovery.py and below."""
+    monkeypatch.setenv("DEEP_EP_TIMEOUT_S", "0.1")
+    options = dict(comm=Alone, low_latency_mode=True)
+    small, masked = Buffer(None, 0, 1 << 22, **options), Buffer(None, 0, 1 << 22, **options, enable_shrink=True)
+    gone = Buffer(None, comm=Alone, explicitly_destroy=True)
+    gone.destroy()
+    x, idx, weights = torch.zeros(3, 128, dtype=torch.bfloat16), torch.zeros(3, 1, dtype=torch.int64), torch.ones(3, 1)
+    handle = masked.low_latency_dispatch(x, idx, 4, 1)[2]
+    rows = torch.zeros(1, 4, 128, dtype=torch.bfloat16)
+    deaf = type("Deaf", (Alone,), {"allgather": staticmethod(lambda value: [value[:-1]])})
+    causes = {
+        "Error": lambda: _native.Buffer(bootstrap_of(Alone), 1000, 0, None),  # there is no such GPU
+        "InvalidArgument": lambda: small.low_latency_dispatch(x, idx, 0, 1),
+        "WrongUse": lambda: Buffer.set_num_sms(3),
+        "Unsupported": lambda: masked.low_latency_combine(rows, idx, weights, handle, return_recv_hook=True, overlap=True),
+        "RankMismatch": lambda: Buffer(None, comm=deaf),
+        "OutOfMemory": lambda: send_rows(small, x, idx, weights, 1, num_worst_tokens=1),
+        "PeerTimeout": lambda: StoreRanks(dist.HashStore(), 0, 2, [1]),
+        "UseAfterDestroy": lambda: gone.get_dispatch_layout(idx, 1),
+    }
+    classes = {name for name, one in vars(errors).items() if inspect.isclass(one) and issubclass(one, errors.Error)}
+    assert set(causes) == classes
+    for name, cause in causes.items():
+        with pytest.raises(errors.Error) as raised:
+            cause()
+        assert type(raised.value) is getattr(errors, name), (name, raised.value)
+
+
 @on_ranks(3)
 def test_rank_outside_of_the_group(group):
-    import torch.distributed as dist
-
     part = dist.new_group([0, 1])
     if dist.get_rank() == 2:
         with pytest.raises(ValueError, match="group is .*, allowed: a group with this process"):

@@ -81,53 +81,63 @@ def before(group):
     wait_for_gpu()
 
 
-def replace(group, port):
+def replace(group, port, last):
     buffer, case = kept["buffer"], ll_case(TOKENS)
     memory = buffer.get_local_buffer_tensor(torch.uint8).data_ptr()
     for _ in range(20):  # all ranks that live make equally many calls
         dispatch(buffer, case)
     assert masks(buffer) == MASKED
     refused((InvalidArgument, "remote_ranks", lambda: buffer.connect_ranks([RANKS])))
-    buffer.disconnect_ranks([DEAD])
-    buffer.set_tcp_store_group(dist.TCPStore("127.0.0.1", port, is_master=False))
-    buffer.connect_ranks([DEAD], activate=False)
-    assert masks(buffer) == MASKED
-    buffer.low_latency_update_mask_buffer(DEAD, False)
+    if last:  # the process has ended, the store is the one of before
+        buffer.connect_ranks([DEAD])
+    else:
+        buffer.disconnect_ranks([DEAD])
+        buffer.set_tcp_store_group(dist.TCPStore("127.0.0.1", port, is_master=False))
+        buffer.connect_ranks([DEAD], activate=False)
+        assert masks(buffer) == MASKED
+        buffer.low_latency_update_mask_buffer(DEAD, False)
     assert masks(buffer) == [0] * RANKS and buffer.get_local_buffer_tensor(torch.uint8).data_ptr() == memory
-    after(buffer, kept["recorded"])
+    buffer.connect_ranks(range(RANKS))  # none is disconnected any more
+    after(buffer, last, kept["recorded"])
 
 
-def join(group, port):
+def join(group, port, last):
     use_gpu(DEAD)
     size = Buffer.get_low_latency_rdma_size_hint(M, 512, RANKS, 4 * RANKS)
-    buffer = Buffer(
+    buffer = kept["buffer"] = Buffer(
         None, 0, size, True, 4, explicitly_destroy=True, enable_shrink=True, rank=DEAD, num_ranks=RANKS,
         tcp_store_group=dist.TCPStore("127.0.0.1", port, is_master=False),
     )  # fmt: skip
     buffer.connect_ranks(range(RANKS))  # as callers of nixl_ep do: all are connected
-    after(buffer)
+    after(buffer, last)
 
 
-def after(buffer, recorded=None):
+def after(buffer, last, recorded=None):
     case = calls_with(buffer, recorded)
     wait_for_gpu()
     refused((Unsupported, "replaced", lambda: send(buffer, case)))
-    buffer.destroy()
+    if last:
+        buffer.destroy()
 
 
-def test_a_new_process_takes_the_place_of_a_dead_one():
-    """Two in turn: in C++ (buffer/low_latency/replaced_rank_test.cpp)."""
+def test_new_processes_take_the_place_of_dead_ones():
+    """Two in turn."""
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    cluster, newcomer = Cluster(RANKS), Cluster(1)
+    cluster, newcomers = Cluster(RANKS), [Cluster(1), Cluster(1)]
     try:
         cluster.run(before)
-        cluster.processes[DEAD].kill()
-        cluster.begin(LIVING, replace, server.port)
-        newcomer.run(join, server.port)
-        cluster.end(LIVING)
+        dying = cluster.processes[DEAD]
+        for newcomer in newcomers:
+            last = newcomer is newcomers[-1]
+            dying.kill()
+            cluster.begin(LIVING, replace, server.port, last)
+            newcomer.run(join, server.port, last)
+            cluster.end(LIVING)
+            (dying,) = newcomer.processes
     finally:
-        cluster.close(kill=True)  # gloo would wait for the dead
-        newcomer.close()
+        for each in (cluster, newcomers[0]):
+            each.close(kill=True)  # gloo would wait for the dead
+        newcomers[1].close()
 
 
 def test_no_process_comes(monkeypatch):

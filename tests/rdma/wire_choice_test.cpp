@@ -96,6 +96,23 @@ TEST(WireChoice, RanksMustAgree) {
             "DEEP_EP_RDMA_WIRE is simulated with other keys on rank 0 than on rank 1; they must be equal");
 }
 
+/// Peers pair channels by number, so each rank counts on as many NICs as the one with fewest, and on the slowest.
+TEST(WireChoice, RanksCountOnNicsThatAllHave) {
+  AgreedWire wire;
+  wire.ranks = ranks("aabb");
+  const int nics[] = {4, 2, 3, 4};
+  for (std::size_t rank = 0; rank < wire.ranks.size(); ++rank) {
+    wire.ranks[rank].num_nics = nics[rank];
+    wire.ranks[rank].bytes_per_ns = 10 * nics[3 - rank];
+  }
+  wire.nics.resize(4);  // of this rank
+  std::string why_local;
+  wire.decide(why_local);
+  EXPECT_EQ(wire.kind, WireKind::verbs);
+  EXPECT_EQ(wire.num_nics, 2);
+  EXPECT_EQ(wire.bytes_per_ns, 20);
+}
+
 TEST(WireChoice, RanksMustAgreeOnRails) {
   auto facts = ranks("aaa");
   facts[2].rail_only = Choice::yes;

@@ -4,16 +4,19 @@
 """
 
 import array
+import concurrent.futures
 import ctypes
+import os
 import pathlib
 import shutil
 import subprocess
 import sys
+import threading
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BFLOAT16, INT64, FLOAT32 = 5, 3, 4
-OK, INVALID = 0, 1
+OK, INVALID, RANK_MISMATCH, OUT_OF_MEMORY, TIMEOUT, SYSTEM_ERROR, ERROR = 0, 1, 3, 4, 5, 7, 8
 Handle = ctypes.c_void_p
 
 
@@ -177,9 +180,78 @@ class OneRank(unittest.TestCase):
         self.assertFalse(buffer)
         self.setUp()
         self.agree = False
-        self.assertEqual(library.deep_ep_destroy(self.buffer), 7)
+        self.assertEqual(library.deep_ep_destroy(self.buffer), SYSTEM_ERROR)
         self.assertIn(b"options->all_gather returned 9", library.deep_ep_last_error())
         self.setUp()
+
+
+    def test_rows_that_have_no_room(self):
+        self.arguments.num_worst_tokens = 1
+        status, dispatched = self.dispatch()
+        self.must(status)
+        self.assertEqual(library.deep_ep_synchronize(self.buffer), OUT_OF_MEMORY, library.deep_ep_last_error())
+        library.deep_ep_release(dispatched)
+        library.deep_ep_destroy(self.buffer)
+        self.setUp()
+
+    def test_a_forked_child(self):
+        child = os.fork()
+        if child == 0:
+            os._exit(library.deep_ep_synchronize(self.buffer))
+        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), ERROR)
+
+
+class TwoRanks(unittest.TestCase):
+    """As threads, whose calls run side by side."""
+
+    def setUp(self):
+        self.over = threading.Event()  # a rank waits for the other one no longer
+
+    def on_ranks(self, function):
+        gathered, met = [b"", b""], threading.Barrier(2)
+
+        def all_gather(rank, mine, size, everything):
+            if self.over.is_set():
+                return 9
+            gathered[rank or 0] = ctypes.string_at(mine, size)
+            met.wait()
+            ctypes.memmove(everything, b"".join(gathered), 2 * size)
+            met.wait()
+            return 0
+
+        gather = dict(Options._fields_)["all_gather"](all_gather)
+        with concurrent.futures.ThreadPoolExecutor(2) as threads:
+            return list(threads.map(lambda rank: function(rank, gather), range(2)))
+
+    def test_options_that_differ(self):
+        def make(rank, gather):
+            options = Options(rank=rank, num_ranks=2, all_gather=gather, context=rank, on_cpu=1, heap_bytes=(rank + 1) << 24)
+            return library.deep_ep_create(ctypes.byref(options), ctypes.byref(Handle())), library.deep_ep_last_error()
+
+        for status, text in self.on_ranks(make):
+            self.assertEqual(status, RANK_MISMATCH, text)
+            self.assertIn(b"heap_bytes", text)
+
+    def test_a_rank_that_does_not_come(self):
+        def call(rank, gather):
+            options = Options(rank=rank, num_ranks=2, all_gather=gather, context=rank, on_cpu=1, heap_bytes=1 << 24, timeout_s=0.2)
+            buffer, result = Handle(), Handle()
+            status = library.deep_ep_create(ctypes.byref(options), ctypes.byref(buffer))
+            if status != OK:
+                return status
+            if rank == 0:
+                x, idx = array.array("H", [0] * 64), array.array("q", [0])
+                arguments = Dispatch(x=matrix(x, BFLOAT16, 1, 64), topk_idx=matrix(idx, INT64, 1, 1), num_experts=2)
+                status = library.deep_ep_dispatch(buffer, ctypes.byref(arguments), None, ctypes.byref(result))
+                text = library.deep_ep_last_error().decode()
+                self.over.set()
+                assert status != TIMEOUT or "rank 1" in text, text
+            else:
+                self.over.wait()
+            library.deep_ep_destroy(buffer)
+            return status
+
+        self.assertEqual(self.on_ranks(call), [TIMEOUT, OK])
 
 
 class Header(unittest.TestCase):

@@ -50,6 +50,16 @@ TEST(LogSink, WithoutALevelTheEnvironmentSaysIt) {
   EXPECT_EQ(lines, (std::vector<Line>{{LogLevel::error, "asked for"}}));
 }
 
+TEST(LogSink, WhatItThrowsReachesNoCall) {
+  int lines = 0;
+  const SinkOfTest sink([&](LogLevel, std::string_view) {
+    ++lines;
+    throw std::runtime_error("a full disk");
+  });
+  EXPECT_NO_THROW(log::error("lost"));
+  EXPECT_EQ(lines, 1);
+}
+
 /// Runs `check` in a process of its own, where nothing has been logged yet; it gets what is written to standard error.
 template <class Act, class Check>
 [[noreturn]] void exit_with(Act&& act, Check&& check) {

@@ -125,8 +125,12 @@ TEST_P(LoadBalanceTest, WrongArgumentsAreNamed) {
     grads.redundant_expert_grads = side.slots(0).view();
     grads.redundancy_mapping = side.begin(one).redundancy_mapping;
     grads.expert_grads = own;
-    require_throws<InvalidArgument>([&] { buffer.reduce_grads(grads, rank.call()); },
-                                    {"redundant_expert_grads has dtype uint8, allowed: float32"}, "reduce_grads");
+    for (const DType dtype : {DType::uint8, DType::int32}) {
+      grads.redundant_expert_grads.dtype = dtype;
+      require_throws<InvalidArgument>([&] { buffer.reduce_grads(grads, rank.call()); },
+                                      {std::string("redundant_expert_grads has dtype ") + name_of(dtype), "float32"},
+                                      "reduce_grads");
+    }
   });
 }
 

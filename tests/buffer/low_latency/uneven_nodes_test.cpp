@@ -37,9 +37,17 @@ TEST(LowLatencyUnevenNodes, NormalModeIsRefused) {
   const Case one = make_case({.tokens = {5, 4, 6}});
   run_cluster(uneven_cluster(), [&](Rank& rank) {
     Buffer buffer = uneven_buffer(rank);
-    require_throws<InvalidArgument>([&] { buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call()); },
-                                    {"needs nodes of equally many consecutive ranks", "3 ranks are of 2 nodes"},
-                                    "dispatch");
+    const auto refused = [&](const auto& call) {
+      require_throws<InvalidArgument>(call, {"needs nodes of equally many consecutive ranks", "3 ranks are of 2 nodes"},
+                                      "normal mode");
+    };
+    refused([&] { buffer.dispatch(upload_inputs(rank, one).dispatch, rank.call()); });
+    refused([&] { buffer.combine({}, rank.call()); });
+    refused([&] { buffer.dispatch_elastic({}, rank.call()); });
+    refused([&] { buffer.combine_elastic({}, rank.call()); });
+    const WeightPrefetch weights{.redundant_expert_weights = {{}}, .expert_weights = {{}}};
+    refused([&] { buffer.prefetch_weights(weights, rank.call()); });
+    refused([&] { buffer.reduce_grads({}, rank.call()); });
     buffer.destroy();
   });
 }

@@ -140,7 +140,7 @@ constexpr std::pair<std::string_view, const char*> kWithoutMemory[] = {
 };
 [[noreturn]] void refuse_class(py::handle object, const char* name, const char* remedy) {
   throw InvalidArgument(
-      fmt::format("{} must be a plain tensor, got a {}: {}", name, Py_TYPE(object.ptr())->tp_name, remedy));
+      fmt::format("{} must be a plain tensor, got one of class {}: {}", name, Py_TYPE(object.ptr())->tp_name, remedy));
 }
 
 /// Before its memory is asked for, which some of these classes answer with a warning.
@@ -184,6 +184,10 @@ struct Torch {
   py::object as_strided;
   py::object is_neg;
   py::object is_conj;
+  py::object modes;  ///< how many modes would see a call of a method, each for a microsecond
+  py::object keys;   ///< of a tensor, which no mode sees, but which takes longer than a method
+  py::object key_of_neg;
+  py::object key_of_conj;
   std::vector<py::object> types;                           ///< by DType: torch.dtype
   std::deque<std::pair<TensorSpec, py::tuple>> made_last;  ///< with the arguments of empty_strided
 
@@ -209,6 +213,11 @@ struct Torch {
     as_strided = found(module, "as_strided");
     is_neg = found(tensor, "is_neg");
     is_conj = found(tensor, "is_conj");
+    modes = found(internals, "_len_torch_function_stack");
+    keys = found(internals, "_dispatch_keys");
+    const py::object names = py::getattr(internals, "DispatchKey", py::none());
+    key_of_neg = found(names, "Negative");
+    key_of_conj = found(names, "Conjugate");
     for (const KnownType& type : kTypes) types.push_back(found(module, type.name));
   }
 };
@@ -328,11 +337,18 @@ TensorArgument empty(const TensorSpec& wanted) {
 
 /// A view by Tensor.imag or Tensor.conj, say, has other values than its memory holds.
 void check_values(const TensorArgument& argument, const char* name) {
-  const auto is = [&](const py::object& property) {
-    return checked(PyObject_CallOneArg(property.ptr(), argument.object.ptr())).ptr() == Py_True;
+  const Torch& torch = bindings::torch();
+  const auto call = [](const py::object& function, py::handle given) {
+    return checked(PyObject_CallOneArg(function.ptr(), given.ptr()));
   };
-  const bool negative = is(torch().is_neg);
-  if (!negative && !(argument.renamed && is(torch().is_conj))) return;
+  const bool alone = torch.modes && Py_TYPE(argument.object.ptr()) == torch.tensor_type &&
+                     checked(PyObject_CallNoArgs(torch.modes.ptr())).equal(py::int_(0));
+  const auto is = [&](const py::object& property, const py::object& key) {
+    if (alone || !torch.keys || !key) return call(property, argument.object).is(py::handle(Py_True));
+    return call(torch.keys, argument.object).attr("has")(key).cast<bool>();
+  };
+  const bool negative = is(torch.is_neg, torch.key_of_neg);
+  if (!negative && !(argument.renamed && is(torch.is_conj, torch.key_of_conj))) return;
   throw InvalidArgument(fmt::format(
       "{} must be a tensor whose memory holds its values, got a view with the {} bit: pass its resolve_{}()", name,
       negative ? "negative" : "conjugate", negative ? "neg" : "conj"));

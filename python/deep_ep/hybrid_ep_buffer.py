@@ -19,6 +19,7 @@ from . import _native, exchanges
 from .arguments import integer
 from .buffers.elastic import ElasticBuffer, EPHandle
 from .errors import InvalidArgument, RankMismatch, Unsupported, WrongUse
+from .peers import OfThisProcess
 from .utils.math import align
 
 __all__ = ["HybridEPBuffer", "HybridEpConfigInstance", "indices_to_map"]
@@ -72,7 +73,7 @@ def _weights(probs: Optional[torch.Tensor], idx: torch.Tensor) -> Optional[torch
     return None if probs is None else probs.gather(1, idx.clamp(min=0))
 
 
-class HybridEPBuffer:
+class HybridEPBuffer(OfThisProcess):
     """Expert-parallel communication of one rank with the others of ``group``, a ``torch.distributed`` group.
 
     Everything runs on the current stream. A buffer is made for the largest ``hidden_dim`` and ``max_num_of_tokens_per_rank`` of

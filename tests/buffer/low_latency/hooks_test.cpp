@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 
 #include <functional>
+#include <thread>
 
 #include "tests/cluster/fixture.hpp"
 #include "tests/cluster/low_latency_case.hpp"
@@ -102,6 +103,29 @@ TEST_P(LowLatencyHooksTest, MayOwnTheBuffer) {
     require(watched.expired(), "the hook has let go of the buffer");
     check_low_latency_dispatch(rank, cases_[0], result);
     require_throws<UseAfterDestroy>([&] { result.hook(); }, {"hook"}, "a hook after the buffer");
+  });
+}
+
+/// Then the buffer may end, too.
+TEST_P(LowLatencyHooksTest, WhatAHookHoldsEndsBehindItsCall) {
+  run_with_buffers(cluster(2), options(), [&](Rank& rank, Buffer& buffer) {
+    std::string refusal = "the owner has not ended";
+    LowLatencyDispatchArguments arguments = with_hook(upload_arguments(rank, cases_[0]));
+    arguments.owner = {static_cast<void*>(nullptr), [&](void*) {
+                         std::thread([&] {
+                           try {
+                             buffer.check(false);
+                             refusal.clear();
+                           } catch (const Error& error) {
+                             refusal = error.what();
+                           }
+                         }).join();
+                       }};
+    const auto result = buffer.low_latency_dispatch(arguments, rank.call());
+    arguments.owner.reset();
+    result.hook();
+    require(refusal.empty(), refusal);
+    check_low_latency_dispatch(rank, cases_[0], result);
   });
 }
 

@@ -10,6 +10,7 @@
 
 #include "csrc/support/backoff.hpp"
 #include "csrc/support/environment.hpp"
+#include "csrc/support/threads.hpp"
 #include "machine/block.hpp"
 
 namespace deep_ep::host_machine {
@@ -35,7 +36,11 @@ class Worker {
  public:
   Worker() {
     // Never joined: the pool lives as long as the process.
-    std::thread([this] { loop(); }).detach();
+    const SignalsBlocked blocked;
+    std::thread([this] {
+      name_this_thread("deep_ep_cpu");
+      loop();
+    }).detach();
   }
 
   /// Runs `task` soon, between two slices.

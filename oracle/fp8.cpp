@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <stdexcept>
+#include <vector>
 
 #include "oracle/bf16.hpp"
 
@@ -55,7 +56,9 @@ float e4m3_value(std::uint8_t bits) {
 }
 
 float cast_fp8(std::span<const std::uint16_t> block, bool round_scale, std::span<std::uint8_t> out) {
-  const float amax = largest_magnitude(block, kSmallestAmax);
+  std::vector<std::uint16_t> counted(block.begin(), block.end());
+  if (round_scale) std::erase_if(counted, [](std::uint16_t bits) { return !std::isfinite(bf16_value(bits)); });
+  const float amax = largest_magnitude(counted, kSmallestAmax);
   float scale = amax * kInverse;
   float multiplier = kLargest / amax;
   if (round_scale) {

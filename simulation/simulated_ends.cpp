@@ -19,6 +19,7 @@
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
+#include "csrc/support/threads.hpp"
 #include "simulation/kernels/simulated_pieces.hpp"
 
 namespace deep_ep::rdma {
@@ -157,8 +158,10 @@ class SimulatedEnds final : public Ends {
     params_.idle_ns = static_cast<std::uint64_t>(nanoseconds(idle).count());
     params_.most_ns = static_cast<std::uint64_t>(nanoseconds(most).count());
     executor_->load_kernels();
+    const SignalsBlocked blocked;
     launching_ = std::jthread(
         [this, nap = idle / 2, shape = LaunchShape{blocks_, threads_, shared_bytes()}](const std::stop_token& stop) {
+          name_this_thread("deep_ep_nic");
           try {
             executor_->make_current();
             while (!stop.stop_requested()) {

@@ -1,5 +1,7 @@
 #include "deep_ep/bootstrap.hpp"
 
+#include <cxxabi.h>
+
 #include <algorithm>
 #include <array>
 #include <exception>
@@ -49,7 +51,17 @@ class CallbackBootstrap final : public Bootstrap {
 
   std::vector<std::byte> all_gather(std::span<const std::byte> mine) override {
     std::vector<std::byte> all(mine.size() * static_cast<std::size_t>(size_));
-    if (!mine.empty()) all_gather_(mine, all);
+    if (mine.empty()) return all;
+    try {
+      all_gather_(mine, all);
+    } catch (const std::exception&) {
+      throw;
+    } catch (const abi::__forced_unwind&) {  // the thread is being cancelled
+      throw;
+    } catch (...) {
+      throw SystemError(
+          "all_gather must throw a std::exception, got an object of another class: see the program's function");
+    }
     return all;
   }
 

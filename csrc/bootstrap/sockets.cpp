@@ -21,7 +21,7 @@ constexpr int kQueue = 1024;  ///< callers that the system holds until they are 
 
 UniqueFd new_socket(int family) {
   UniqueFd socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (family == AF_UNIX) return socket;
+  if (!socket || family == AF_UNIX) return socket;
   const auto set = [&](int level, int option, int value) {
     ::setsockopt(socket.get(), level, option, &value, sizeof value);
   };

@@ -41,6 +41,24 @@ Buffer& Buffer::operator=(Buffer&& other) noexcept {
   return *this;
 }
 
+int Buffer::count_nodes(const std::shared_ptr<Bootstrap>& bootstrap, const std::shared_ptr<Executor>& executor,
+                        int ranks_per_node) {
+  if (!bootstrap) throw InvalidArgument("bootstrap is null");
+  BufferExchanges exchanges(bootstrap);
+  const std::shared_ptr<Backend> backend = backend_of(executor);
+  const DeviceScope device(*executor);
+  int nodes = 0;
+  exchanges.agree("counting nodes", [&] {
+    const int width = asked_for_ranks_per_node(ranks_per_node, exchanges.size());
+    const auto heap = backend->create_heap(exchanges, [&](std::span<const int> domains) {
+      nodes = NodeMembership::of_domains(exchanges.rank(), domains, width).num_nodes;
+      return std::size_t{0};  // the smallest
+    });
+    exchanges.barrier();  // no rank's memory goes while another one maps it
+  });
+  return nodes;
+}
+
 int Buffer::rank() const { return alive(runtime_, "rank").rank(); }
 int Buffer::num_ranks() const { return alive(runtime_, "num_ranks").num_ranks(); }
 int Buffer::num_nodes() const { return alive(runtime_, "num_nodes").nodes().num_nodes; }
@@ -106,7 +124,7 @@ void Buffer::suspend() {
 void Buffer::resume() {
   const BufferCall in(runtime_, "resume", true);
   if (!in->suspended_) throw InvalidArgument("resume: the buffer is not suspended");
-  in->executor()->make_current();
+  const DeviceScope device(*in->executor());
   in->bootstrap().begin(Purpose::sleeping);
   in->bootstrap().agree("resume", [&] { in->heap()->resume(in->bootstrap()); });
   in->suspended_ = false;
@@ -114,7 +132,7 @@ void Buffer::resume() {
 
 void Buffer::check(bool wait) {
   const BufferCall in(runtime_, "check", true);
-  in->executor()->make_current();
+  const DeviceScope device(*in->executor());
   try {
     if (wait) in->calls().settle();
   } catch (const Interrupted&) {

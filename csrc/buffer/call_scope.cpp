@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "csrc/buffer/checks.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
 #include "kernels/common/limits.hpp"
@@ -15,13 +16,14 @@ void CallContext::settle() const {
 
 CallScope::CallScope(const CallContext& context, const CallOptions& call, bool always_event)
     : context_(context),
+      device_(*context.executor),
       caller_stream_(call.stream),
       stream_(call.stream),
       async_finish_(call.async_finish),
       after_caller_(call.previous_event == nullptr),
       always_event_(always_event) {
   Executor& executor = *context_.executor;
-  executor.make_current();
+  check_stream(executor.device(), "stream", call.stream);
   // A call that the caller's stream waits for anyway runs there: going to another stream and back costs microseconds.
   // In a recording it costs nothing, and the communication stream is what orders the calls of a graph.
   const bool in_place = !call.async_finish && !call.previous_event && !executor.is_capturing(call.stream);

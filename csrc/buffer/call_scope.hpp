@@ -144,6 +144,7 @@ class CallScope {
   EventHandle end(bool joins);
 
   const CallContext& context_;
+  const DeviceScope device_;
   StreamHandle caller_stream_;
   StreamHandle stream_;
   bool async_finish_;

@@ -73,6 +73,14 @@ void check_experts(const char* name, std::int64_t experts, int num_ranks, int mo
                         most);
 }
 
+void check_stream(const Device& device, const char* name, StreamHandle stream) {
+  constexpr std::uintptr_t kPerThread = 2;  // cudaStreamPerThread
+  if (device.kind != Device::Kind::cuda || reinterpret_cast<std::uintptr_t>(stream) != kPerThread) return;
+  fail<InvalidArgument>(
+      "{} must be a stream that is the same in all threads, got cudaStreamPerThread: make one with cudaStreamCreate",
+      name);
+}
+
 void check_sms(int num_sms) { check_range("num_sms", num_sms, 0, 4096); }
 
 }  // namespace deep_ep

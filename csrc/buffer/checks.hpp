@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "csrc/memory/node_membership.hpp"
+#include "deep_ep/executor.hpp"
 #include "deep_ep/tensor.hpp"
 #include "kernels/normal/params.hpp"
 
@@ -41,6 +42,9 @@ void check_token_count(const char* name, std::int64_t tokens, const NodeMembersh
 void check_experts(const char* name, std::int64_t experts, int num_ranks, int most);
 
 void check_sms(int num_sms);
+
+/// Not the stream that stands for another one in each thread: memory waits for streams in any thread.
+void check_stream(const Device& device, const char* name, StreamHandle stream);
 
 /// Of a tensor that need not be given, then nullptr: its memory, if it is contiguous and of this type and shape.
 template <class T, class View>

@@ -54,13 +54,6 @@ std::string seen_of(const FaultRecord& fault) {
 std::string describe_kind(const FaultRecord& fault, int rank) {
   const auto field = static_cast<std::size_t>(fault.field);
   switch (fault.wanted) {
-    case Wanted::low_latency_dispatch_counts:
-      return fmt::format(
-          "low_latency_dispatch: ranks {} and {} differ in max_tokens, hidden, top-k, num_experts, rows' format, "
-          "return_recv_hook or whether combine_weights are given, or one of them has more tokens than max_tokens, "
-          "which its own error says; all must be "
-          "equal on all ranks",
-          rank, fault.peer);
     case Wanted::low_latency_dispatch_rows:
       return fmt::format(
           "low_latency_dispatch: tokens name local expert {} of rank {} more than once, and it got more than the {} "
@@ -121,11 +114,21 @@ std::string describe_kind(const FaultRecord& fault, int rank) {
                      fault.peer);
 }
 
+constexpr const char* kNoLongerAgree = ". The ranks no longer agree: destroy the buffer";
+
 }  // namespace
+
+std::string describe_mismatch(const FaultRecord& fault, int rank, const std::string& difference) {
+  if (!difference.empty()) return difference + kNoLongerAgree;
+  return fmt::format(
+      "low_latency_dispatch: ranks {} and {} differ in several of max_tokens, hidden, top-k, num_experts, rows' "
+      "format, "
+      "return_recv_hook and whether combine_weights are given; all must be equal on all ranks{}",
+      rank, fault.peer, kNoLongerAgree);
+}
 
 std::string describe_fault(const FaultRecord& fault, int rank, double timeout_s, std::optional<int> lost,
                            const std::string& why) {
-  constexpr const char* kNoLongerAgree = ". The ranks no longer agree: destroy the buffer";
   if (fault.kind == FaultKind::rdma_failed) return rdma::describe_fault(rank, fault) + ". Destroy the buffer";
   if (fault.kind != FaultKind::timeout) {
     return describe_kind(fault, rank) + (breaks(fault) ? kNoLongerAgree : "");

@@ -22,6 +22,7 @@ Faults::Faults(const CallContext& calls, int rank, int num_ranks, double timeout
                std::function<std::string()> explain)
     : calls_(calls),
       rank_(rank),
+      num_ranks_(num_ranks),
       timeout_s_(timeout_s),
       records_(pinned_memory<FaultRecord>(calls.executor, kRecords * sizeof(FaultRecord))),
       abort_(device_copy<std::uint64_t>(calls.executor, {0, 0})),
@@ -119,7 +120,13 @@ void Faults::raise() {
 
 void Faults::raise(FaultRecord& fault) {
   if (fault.kind == FaultKind::timeout) raise_timeout(fault);
-  const std::string text = describe_fault(fault, rank_, timeout_s_);
+  const bool of_dispatch = fault.wanted == Wanted::low_latency_dispatch_counts && fault.kind == FaultKind::mismatch;
+  const auto hash = [](std::uint64_t word) { return static_cast<std::uint32_t>(word); };
+  const std::string text =
+      of_dispatch
+          ? describe_mismatch(fault, rank_,
+                              shapes_.difference(hash(fault.expected), hash(fault.seen), rank_, fault.peer, num_ranks_))
+          : describe_fault(fault, rank_, timeout_s_);
   if (fault.kind == FaultKind::rdma_failed) break_by<SystemError>(text);
   if (fault.kind == FaultKind::overflow) break_by<OutOfMemory>(text);
   if (breaks(fault)) break_by<RankMismatch>(text);

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "csrc/buffer/call_scope.hpp"
+#include "csrc/buffer/low_latency/call_shape.hpp"
 #include "csrc/control/membership.hpp"
 #include "deep_ep/error.hpp"
 #include "kernels/common/faults.hpp"
@@ -75,6 +76,7 @@ class Faults {
   /// The failure of the queue pairs to `peer`, or for this rank itself of its first ones that failed; empty: none. With
   /// a control plane.
   std::string describe_failure(int peer) const;
+  LowLatencyCallShapes& shapes() { return shapes_; }
 
  private:
   [[noreturn]] void raise(FaultRecord& fault);
@@ -85,7 +87,7 @@ class Faults {
   std::optional<int> find_lost(int waited_for) const;
 
   const CallContext& calls_;
-  int rank_;
+  int rank_, num_ranks_;
   double timeout_s_;
   static constexpr std::size_t kRecords = 2;
   /// Pinned: [0] a fault that ended a call, [1] a note that none had to end for.
@@ -96,6 +98,7 @@ class Faults {
   std::shared_ptr<ControlState> control_;  ///< device memory
   ControlState initial_{};                 ///< what was there first
   std::function<std::string()> explain_;
+  LowLatencyCallShapes shapes_;
   std::exception_ptr broken_;  ///< what every later call throws; null: the buffer is not broken
 };
 
@@ -105,6 +108,8 @@ class Faults {
 /// rank that was waited for waits for itself, if it does. `why`: the wait ended before, as nothing comes of `lost`.
 std::string describe_fault(const FaultRecord& fault, int rank, double timeout_s, std::optional<int> lost = {},
                            const std::string& why = {});
+/// The same for a low-latency dispatch that ranks mean in different ways. `difference`: in what; empty: in one of all.
+std::string describe_mismatch(const FaultRecord& fault, int rank, const std::string& difference);
 
 /// The message of an exception: with masking, the others go on without `rank`. `lost`: all verdicts.
 std::string describe_given_up(std::span<const control::LostRank> lost, int rank);

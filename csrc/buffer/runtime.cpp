@@ -47,7 +47,8 @@ Runtime::Runtime(const std::shared_ptr<Bootstrap>& bootstrap, std::shared_ptr<Ex
 }
 
 void Runtime::make(const std::shared_ptr<Backend>& backend, const BufferOptions& asked) {
-  backend->make_current();
+  const DeviceScope device(*backend);
+  check_stream(backend->device(), "comm_stream", asked.comm_stream);
   const DeviceIdentity identity = backend->identity();
   AgreedOptions agreed = agree_on_options(*bootstrap_, asked, identity);
   plan_.options = agreed.options;
@@ -157,7 +158,7 @@ void Runtime::drain() noexcept {
 
 void Runtime::settle_last_work() noexcept {
   try {
-    executor_->make_current();
+    const DeviceScope device(*executor_);
     calls_->settle();
   } catch (const std::exception& error) {
     log::warn("buffer: rank {} is destroyed after a failure: {}", rank(), error.what());

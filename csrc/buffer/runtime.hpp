@@ -137,13 +137,16 @@ class Runtime {
   bool suspended_ = false;  ///< of the thread that is in a call
 };
 
+/// Error in a child forked after the buffer was made.
+inline void check_home(const Runtime& buffer, const std::string& call) {
+  if (!buffer.home.left()) return;
+  fail<Error>("{} in a child forked after the buffer was made: only the process that made it can use it", call);
+}
+
 /// The inside of a buffer. UseAfterDestroy, or Error in a child forked after the buffer was made.
 inline Runtime& alive(const std::unique_ptr<Runtime>& buffer, const char* call) {
   if (!buffer) fail<UseAfterDestroy>("Buffer::{} after destroy", call);
-  if (buffer->home.left()) {
-    fail<Error>("Buffer::{} in a child forked after the buffer was made: only the process that made it can use it",
-                call);
-  }
+  if (buffer->home.left()) check_home(*buffer, fmt::format("Buffer::{}", call));
   return *buffer;
 }
 

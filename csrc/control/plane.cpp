@@ -2,7 +2,6 @@
 
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -16,6 +15,8 @@
 #include "csrc/support/environment.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
+#include "csrc/support/open_files.hpp"
+#include "csrc/support/threads.hpp"
 
 namespace deep_ep::control {
 namespace {
@@ -106,6 +107,8 @@ ProcessInfo Plane::info(bool by_tcp) {
 
 void Plane::connect(Membership& member, std::unique_lock<std::mutex>& lock) {
   const ProcessIdentity& own = member.at(member.rank_).info.identity;
+  make_room_for_files(static_cast<std::size_t>(
+      std::ranges::count_if(member.ranks_, [&](const auto& rank) { return !peers_.contains(rank.info.process); })));
   for (int rank = 0; rank < member.size(); ++rank) {
     const ProcessInfo& info = member.at(rank).info;
     if (info.process == process_) continue;
@@ -118,6 +121,7 @@ void Plane::connect(Membership& member, std::unique_lock<std::mutex>& lock) {
     if (!calls(peer)) peer.next = Clock::now() + kBeforeAsking;
   }
   if (!thread_.joinable()) {
+    const SignalsBlocked blocked;
     thread_ = std::thread([this] {
       try {
         run();
@@ -155,10 +159,7 @@ std::string Plane::why_not_connected(const Membership& member, int rank) const {
 // ---- The thread ----
 
 void Plane::run() {
-  sigset_t all;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, nullptr);  // signals are for the program's own threads
-  ::pthread_setname_np(::pthread_self(), "deep_ep_control");
+  name_this_thread("deep_ep_control");
   std::unique_lock lock(mutex_);
   while (!ending_) {
     step(Clock::now());

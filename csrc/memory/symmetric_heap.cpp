@@ -1,5 +1,6 @@
 #include "csrc/memory/symmetric_heap.hpp"
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 #include <new>
@@ -9,6 +10,7 @@
 #include "csrc/memory/executor_memory.hpp"
 #include "csrc/memory/fd_exchange.hpp"
 #include "csrc/support/format.hpp"
+#include "csrc/support/host_memory.hpp"
 #include "csrc/support/logging.hpp"
 
 namespace deep_ep {
@@ -65,8 +67,16 @@ void SymmetricHeap::unmap_peers() noexcept {
 }
 
 void SymmetricHeap::keep(Bootstrap& bootstrap) {
-  std::unique_ptr<std::byte[]> kept(new (std::nothrow) std::byte[bytes()]);
-  if (kept == nullptr) fail<OutOfMemory>("suspend: the host has no {} for what the heap holds", format_bytes(bytes()));
+  // The system promises more memory than it has, and ends a process that takes it.
+  const auto here = [&](const HeapCapabilities& rank) { return rank.process.same_host(ranks_[rank_].process); };
+  const auto ranks = static_cast<std::size_t>(std::ranges::count_if(ranks_, here));
+  const std::size_t available = available_host_memory();
+  std::unique_ptr<std::byte[]> kept;
+  if (bytes() <= available / ranks) kept.reset(new (std::nothrow) std::byte[bytes()]);
+  if (kept == nullptr) {
+    fail<OutOfMemory>("suspend: the host has {} for what the heaps of {} ranks hold, {} each", format_bytes(available),
+                      ranks, format_bytes(bytes()));
+  }
   copy_now(*executor_, kept.get(), local(), bytes());
   bootstrap.barrier();
   kept_ = std::move(kept);

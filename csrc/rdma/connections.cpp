@@ -206,7 +206,7 @@ std::vector<std::unique_ptr<Connections>> Connections::make(Bootstrap& bootstrap
                                                             std::span<const ConnectionOptions> sets, AgreedWire wire) {
   std::vector<ConnectionOptions> filled(sets.begin(), sets.end());
   for (ConnectionOptions& options : filled) options.rank = bootstrap.rank();
-  executor->make_current();
+  const DeviceScope device(*executor);
   const MakeEnds make_ends = ends_of(executor, *heap, wire);
   keep_to_rails(bootstrap, filled, wire, make_ends);
   std::vector<std::unique_ptr<Connections>> made;
@@ -251,7 +251,7 @@ void Connections::connect(Bootstrap& bootstrap, std::span<Connections* const> se
 
 void Connections::reconnect(Bootstrap& bootstrap) {
   ends_.clear();
-  executor_->make_current();
+  const DeviceScope device(*executor_);
   connect(bootstrap, std::array{this}, ends_of(executor_, *heap_, wire_));
   bootstrap.barrier();  // where it has failed on a rank, it fails on all
 }
@@ -278,7 +278,7 @@ std::string Connections::health() const {
 
 bool Connections::drain(double timeout_s) const noexcept {
   try {
-    executor_->make_current();
+    const DeviceScope device(*executor_);
     const Deadline deadline(timeout_s == 0 ? 10 : std::min(timeout_s, 10.0));
     while (!std::ranges::all_of(ends_, [](const auto& ends) { return ends->idle(); })) {
       if (deadline.expired()) {

@@ -77,6 +77,11 @@ constexpr std::array kVariables = {
              .allowed = "<port> or <first>-<last>; empty = the system chooses",
              .help = "TCP ports of which each process takes one, where control connections go between hosts or network "
                      "namespaces; on an interface of DEEP_EP_SOCKET_IFNAME, which says how it is chosen"},
+    Variable{.names = {"DEEP_EP_PROGRAMMATIC_LAUNCH"},
+             .default_value = "on",
+             .choices = "on|off",
+             .help = "low-latency calls within a node: off = the next kernel of the stream never starts before the "
+                     "results are stored, also if it is launched by programmatic dependent launch"},
     Variable{.names = {"DEEP_EP_HOST_SEED"},
              .default_value = "0",
              .allowed = "0 = fixed order",

@@ -13,7 +13,10 @@
 // Between nodes, dispatch and combine need nodes of equally many consecutive ranks: InvalidArgument otherwise.
 // All ranks make the same calls in the same order. One thread at a time calls a Buffer; a call of another thread throws
 // Error. The tensors given to a call must stay alive and unchanged until its kernels have ended. Each launch of a CUDA
-// graph makes the recorded calls again, on the stream of the launch: order launches and other calls of the buffer.
+// graph makes the recorded calls again, on the stream of the launch: order launches and other calls of the buffer, by
+// one stream or by events. The library does not see launches: two launches at once, or a launch beside a call, take the
+// same number, and rows of one are taken for the other's. A stream is one that all threads see alike, so not
+// cudaStreamPerThread (InvalidArgument). Calls leave the calling thread's current GPU as it was.
 //
 // SMs. `num_sms` of a call's arguments is the most SMs of its main kernel, 0 to 4096; results never depend on it. 0
 // leaves the choice to the library: in normal mode 10 for dispatch and 16 for combine, in low-latency calls all, of
@@ -181,6 +184,11 @@ class Buffer {
   /// @param tokens the most of any rank, each of which may go to every rank. @param row_bytes bytes of a row of x.
   /// @param num_topk K, 0 if no selections are sent. @param scale_bytes bytes of a row of x_scales; negative: a 4-byte
   /// scale for each 128 channels of 8-bit rows.
+  /// Collective: the number of nodes that a buffer of these ranks would have, with a few MiB of memory meanwhile.
+  /// `ranks_per_node`: as in BufferOptions. @throws as the constructor.
+  static int count_nodes(const std::shared_ptr<Bootstrap>& bootstrap, const std::shared_ptr<Executor>& executor,
+                         int ranks_per_node = 0);
+
   static std::size_t heap_bytes_hint(int num_ranks, std::int64_t tokens, std::int64_t row_bytes, int num_topk,
                                      std::int64_t scale_bytes = -1);
   /// Bytes for LowLatencyOptions::bytes, for calls of at most `max_tokens` tokens a rank and `hidden` channels, on

@@ -83,6 +83,24 @@ class Executor {
 
   /// Makes this executor's device current for the calling thread (CUDA), no-op on the host.
   virtual void make_current() = 0;
+  /// The same until leave(), which brings back what was current, and which the thread must call if this returns true.
+  /// Calls of a Buffer do so.
+  virtual bool enter() { return make_current(), false; }
+  virtual void leave() noexcept {}
+};
+
+/// While it lives, the executor's device is current for the calling thread.
+class DeviceScope {
+ public:
+  explicit DeviceScope(Executor& executor) : left_(executor.enter() ? &executor : nullptr) {}
+  ~DeviceScope() {
+    if (left_ != nullptr) left_->leave();
+  }
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+
+ private:
+  Executor* left_;
 };
 
 /// Options of make_host_executor. 0: the default.

@@ -76,6 +76,8 @@ struct LowLatencyParams {
   WaitContext wait;
   WaitContext posts;              ///< of waits for queue pairs: with masking a failed one does not end the call
   std::uint64_t* mask = nullptr;  ///< ControlState::mask. nullptr: ranks are never masked
+  /// The stream's next kernel may start before the results are stored: see DEEP_EP_PROGRAMMATIC_LAUNCH.
+  bool lets_next_start = false;
 
   void set_far(int far_rank) {
     far_ranks[far_rank / 32] |= 1u << far_rank % 32;

@@ -35,6 +35,14 @@ DEEP_EP_DEVICE std::uint32_t permute_bytes(std::uint32_t low, std::uint32_t high
 DEEP_EP_HOST_DEVICE float bf16_low(std::uint32_t pair) { return float_from_bits(pair << 16); }
 DEEP_EP_HOST_DEVICE float bf16_high(std::uint32_t pair) { return float_from_bits(pair & 0xffff0000u); }
 
+/// The magnitudes of both, as bits, which have the order of the numbers: infinity is above all finite ones, NaN above
+/// infinity. With `raised` = kBf16RaisesFinite each finite one is larger by that, and the others are below all of
+/// these.
+constexpr std::uint32_t kBf16RaisesFinite = 0x80;
+DEEP_EP_HOST_DEVICE constexpr std::uint32_t bf16_magnitudes(std::uint32_t pair, std::uint32_t raised) {
+  return ((pair & 0x7fff7fffu) + (raised << 16 | raised)) & 0x7fff7fffu;
+}
+
 /// To nearest, ties to even; overflow gives infinity; every NaN becomes 0x7fff (what cvt.rn.bf16x2.f32 does).
 DEEP_EP_DEVICE std::uint32_t pack_bf16(float low, float high) {
 #if DEEP_EP_TARGET_CUDA
@@ -84,7 +92,7 @@ struct Fp8Scale {
 
 /// The definition that DeepEP's kernels and those who read their output share: amax is at least 1e-4; inverse =
 /// amax * fl32(1 / 448) and multiplier = 448 / amax, each rounded once; or, for power-of-two scales, the next power of
-/// two from that inverse on.
+/// two from that inverse on. For these amax must be finite: no power of two stands for infinity or NaN.
 DEEP_EP_DEVICE Fp8Scale fp8_scale(float amax, bool power_of_two) {
   constexpr float kLargest = 448.0f;
   constexpr float kLargestInverse = 1.0f / 448.0f;

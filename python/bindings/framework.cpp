@@ -103,9 +103,57 @@ constexpr std::array<KnownType, static_cast<std::size_t>(DType::float8_e5m2) + 1
     {"float8_e5m2", {dlpack::kFloat8E5m2, 8, 1}},
 }};
 
-[[noreturn]] void refuse_dtype(py::handle object, const char* name) {
+/// The types of an argument, for one whose type the library has no name for. `any`: where rows of any type may be sent.
+std::string types_of(std::string_view name, bool any) {
+  if (any && name.starts_with("x")) return "types of 1, 2, 4 or 8 bytes";
+  constexpr std::pair<std::string_view, const char*> kAllowed[] = {{"topk_idx", "int32 or int64"},
+                                                                   {"is_token_in_rank", "bool"},
+                                                                   {"x", "bfloat16"},
+                                                                   {"out", "bfloat16"},
+                                                                   {"bias", "bfloat16"},
+                                                                   {"arrival_counters", "int64"},
+                                                                   {"x_global_scale", "float32"}};
+  for (const auto& [argument, types] : kAllowed) {
+    if (name == argument) return types;
+  }
+  if (name.ends_with("_weights") && !name.ends_with("expert_weights")) return "float32";
+  if (name.ends_with("wait_recv_cost_stats")) return "int64";
+  if (name.ends_with("expert_weights") || name.ends_with("expert_grads")) return "types of 1, 2, 4 or 8 bytes";
+  return "int32";
+}
+
+/// The name of torch.float64, say, without the module.
+std::string name_of_dtype(py::handle object) {
   const std::string dtype = py::str(object.attr("dtype"));
-  throw InvalidArgument(fmt::format("{} has dtype {}, which does not fit here", name, dtype));
+  return dtype.substr(dtype.find('.') + 1);
+}
+
+[[noreturn]] void refuse_dtype(py::handle object, const char* name, const std::string& allowed) {
+  throw InvalidArgument(fmt::format("{} has dtype {}, allowed: {}", name, name_of_dtype(object), allowed));
+}
+
+/// Of classes whose objects have no memory of their own: what a program gives instead.
+constexpr std::pair<std::string_view, const char*> kWithoutMemory[] = {
+    {"AsyncCollectiveTensor", "pass the result of its wait()"},
+    {"DTensor", "pass the result of its to_local()"},
+    {"FakeTensor", "it has no values; where PyTorch traces, call deep_ep.ops"},
+};
+[[noreturn]] void refuse_class(py::handle object, const char* name, const char* remedy) {
+  throw InvalidArgument(
+      fmt::format("{} must be a plain tensor, got one of class {}: {}", name, Py_TYPE(object.ptr())->tp_name, remedy));
+}
+
+/// Before its memory is asked for, which some of these classes answer with a warning.
+void check_class(py::handle object, const char* name) {
+  for (const PyTypeObject* each = Py_TYPE(object.ptr()); each != nullptr; each = each->tp_base) {
+    for (const auto& [of_class, remedy] : kWithoutMemory) {
+      if (each->tp_name == of_class) refuse_class(object, name, remedy);
+    }
+  }
+}
+[[noreturn]] void refuse_without_memory(py::handle object, const char* name) {
+  refuse_class(object, name,
+               "it has no memory of its own, as inside torch.vmap or for some subclasses; pass one that has");
 }
 
 /// A tensor that has no memory to send from: on another kind of device, sparse, or only a shape ("meta").
@@ -114,8 +162,14 @@ constexpr std::array<KnownType, static_cast<std::size_t>(DType::float8_e5m2) + 1
   if (!object.attr("is_cuda").cast<bool>() && !object.attr("is_cpu").cast<bool>()) {
     throw InvalidArgument(fmt::format("{} lies on a device that is neither CPU nor CUDA: {}", name, device));
   }
-  if (layout == "torch.strided") refuse_dtype(object, name);  // bits, quantized: DLPack has no word for them
-  throw InvalidArgument(fmt::format("{} has layout {}, allowed: torch.strided", name, layout));
+  if (layout != "torch.strided") {
+    throw InvalidArgument(fmt::format("{} has layout {}, allowed: torch.strided", name, layout));
+  }
+  const std::string dtype = name_of_dtype(object);  // bits, quantized: DLPack has no word for them
+  if (std::ranges::none_of(kTypes, [&](const KnownType& type) { return dtype == type.name; })) {
+    refuse_dtype(object, name, types_of(name, true));
+  }
+  refuse_without_memory(object, name);
 }
 
 /// The functions that the bindings ask of PyTorch. nullptr: this PyTorch does not have it.
@@ -128,6 +182,12 @@ struct Torch {
   py::object quick_empty_on_cpu;  ///< what compiled programs of PyTorch call: in half the time
   py::object quick_empty_on_gpu;
   py::object as_strided;
+  py::object is_neg;
+  py::object is_conj;
+  py::object modes;  ///< how many modes would see a call of a method, each for a microsecond
+  py::object keys;   ///< of a tensor, which no mode sees, but which takes longer than a method
+  py::object key_of_neg;
+  py::object key_of_conj;
   std::vector<py::object> types;                           ///< by DType: torch.dtype
   std::deque<std::pair<TensorSpec, py::tuple>> made_last;  ///< with the arguments of empty_strided
 
@@ -151,6 +211,13 @@ struct Torch {
     quick_empty_on_gpu = found(guards, "_empty_strided_cuda");
     empty_strided = found(module, "empty_strided");
     as_strided = found(module, "as_strided");
+    is_neg = found(tensor, "is_neg");
+    is_conj = found(tensor, "is_conj");
+    modes = found(internals, "_len_torch_function_stack");
+    keys = found(internals, "_dispatch_keys");
+    const py::object names = py::getattr(internals, "DispatchKey", py::none());
+    key_of_neg = found(names, "Negative");
+    key_of_conj = found(names, "Conjugate");
     for (const KnownType& type : kTypes) types.push_back(found(module, type.name));
   }
 };
@@ -259,22 +326,42 @@ TensorArgument empty(const TensorSpec& wanted) {
   const py::handle quick =
       wanted.device.kind == deep_ep::Device::Kind::cuda ? torch().quick_empty_on_gpu : torch().quick_empty_on_cpu;
   if (torch().exchange != nullptr && quick) {
-    TensorArgument made = borrow(checked(PyObject_CallObject(quick.ptr(), arguments.ptr())), "a result");
+    TensorArgument made = borrow(checked(PyObject_CallObject(quick.ptr(), arguments.ptr())), "a result", true);
     // It is made for the current GPU, which the end of some other object may just have changed.
     if (made.view.device == wanted.device) return made;
   }
   return borrow(torch().empty_strided(arguments[0], arguments[1], py::arg("dtype") = arguments[2],
                                       py::arg("device") = to_string(wanted.device)),
-                "a result");
+                "a result", true);
+}
+
+/// A view by Tensor.imag or Tensor.conj, say, has other values than its memory holds.
+void check_values(const TensorArgument& argument, const char* name) {
+  const Torch& torch = bindings::torch();
+  const auto call = [](const py::object& function, py::handle given) {
+    return checked(PyObject_CallOneArg(function.ptr(), given.ptr()));
+  };
+  const bool alone = torch.modes && Py_TYPE(argument.object.ptr()) == torch.tensor_type &&
+                     checked(PyObject_CallNoArgs(torch.modes.ptr())).equal(py::int_(0));
+  const auto is = [&](const py::object& property, const py::object& key) {
+    if (alone || !torch.keys || !key) return call(property, argument.object).is(py::handle(Py_True));
+    return call(torch.keys, argument.object).attr("has")(key).cast<bool>();
+  };
+  const bool negative = is(torch.is_neg, torch.key_of_neg);
+  if (!negative && !(argument.renamed && is(torch.is_conj, torch.key_of_conj))) return;
+  throw InvalidArgument(fmt::format(
+      "{} must be a tensor whose memory holds its values, got a view with the {} bit: pass its resolve_{}()", name,
+      negative ? "negative" : "conjugate", negative ? "neg" : "conj"));
 }
 
 }  // namespace
 
-TensorArgument borrow(py::handle object, const char* name) {
+TensorArgument borrow(py::handle object, const char* name, bool made_here) {
   if (!PyObject_TypeCheck(object.ptr(), torch().tensor_type)) {
     throw py::type_error(
         fmt::format("{} is of type {}, expected a torch.Tensor", name, Py_TYPE(object.ptr())->tp_name));
   }
+  check_class(object, name);
   TensorArgument argument{.object = py::reinterpret_borrow<py::object>(object), .view = {}};
   TensorView& view = argument.view;
   dlpack::DataType dtype{};
@@ -304,14 +391,17 @@ TensorArgument borrow(py::handle object, const char* name) {
   // Dispatch moves bytes: the first type of that size does, but not bool.
   const auto has_size = [&](const KnownType& type) { return dtype.lanes == 1 && dtype.bits == type.dtype.bits; };
   if (argument.renamed) known = std::find_if(kTypes.begin() + 1, kTypes.end(), has_size);
-  if (known == kTypes.end()) refuse_dtype(object, name);
+  if (known == kTypes.end()) refuse_dtype(object, name, types_of(name, true));
   view.dtype = static_cast<DType>(known - kTypes.begin());
+  if (made_here) return argument;
+  if (view.data == nullptr && view.elements() != 0) refuse_without_memory(object, name);
+  check_values(argument, name);
   return argument;
 }
 
 TensorView view_of(py::handle object, const char* name) {
   const TensorArgument argument = borrow(object, name);
-  if (argument.renamed) refuse_dtype(object, name);
+  if (argument.renamed) refuse_dtype(object, name, types_of(name, false));
   return argument.view;
 }
 
@@ -446,7 +536,8 @@ class FrameworkResults final : public ResultTensors {
   /// Over those of the list `made`.
   static std::vector<Tensor> tensors_over(const py::object& made, std::span<const TensorView> wanted) {
     std::vector<Tensor> tensors;
-    for (const py::handle each : made) tensors.push_back(tensor_over(borrow(each, "a result"), wanted[tensors.size()]));
+    for (const py::handle each : made)
+      tensors.push_back(tensor_over(borrow(each, "a result", true), wanted[tensors.size()]));
     return tensors;
   }
 

@@ -27,8 +27,9 @@ struct TensorArgument {
   bool renamed = false;  ///< the library does not know its type: `view` has one of the same size
 };
 
-/// A tensor of any type. TypeError for what is none, InvalidArgument for one without memory to send from.
-TensorArgument borrow(py::handle object, const char* name);
+/// A tensor of any type. TypeError for what is none, InvalidArgument for one whose memory does not hold its values,
+/// which is not asked of tensors that are `made_here`.
+TensorArgument borrow(py::handle object, const char* name, bool made_here = false);
 /// The same of a type that the library knows, else InvalidArgument.
 TensorView view_of(py::handle object, const char* name);
 /// A tensor of the framework: the result itself, if it is one, or one that shares the memory and gives it back at its

@@ -3,11 +3,13 @@
 #include <pybind11/pybind11.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cstddef>
 #include <exception>
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "deep_ep/bootstrap.hpp"
@@ -35,12 +37,34 @@ const char* class_of(const Error& error) {
   return "Error";
 }
 
+/// A text in the words of Python's interface.
+std::string in_python(std::string text) {
+  const bool low_latency = text.find("low_latency") != text.npos || text.find("low-latency") != text.npos;
+  const std::pair<std::string_view, std::string_view> words[] = {
+      {"low_latency.bytes", "num_rdma_bytes"},
+      {"low_latency.masking", "enable_shrink"},
+      {"Buffer::low_latency_bytes_hint", "Buffer.get_low_latency_rdma_size_hint"},
+      {"max_tokens", low_latency ? "num_max_dispatch_tokens_per_rank" : "num_max_tokens_per_rank"}};
+  const auto is_letter = [&](std::size_t at) {
+    return at < text.size() && (std::isalnum(static_cast<unsigned char>(text[at])) != 0 || text[at] == '_');
+  };
+  for (const auto& [from, to] : words) {
+    for (std::size_t at = 0; (at = text.find(from, at)) != text.npos; ++at) {
+      if ((at != 0 && is_letter(at - 1)) || is_letter(at + from.size())) continue;
+      text.replace(at, from.size(), to);
+      at += to.size() - 1;
+    }
+  }
+  return text;
+}
+
 void register_errors() {
   py::register_local_exception_translator([](std::exception_ptr pointer) {
     try {
       std::rethrow_exception(pointer);
     } catch (const Error& error) {
-      PyErr_SetString(py::module_::import("deep_ep.errors").attr(class_of(error)).ptr(), error.what());
+      PyErr_SetString(py::module_::import("deep_ep.errors").attr(class_of(error)).ptr(),
+                      in_python(error.what()).c_str());
     }
   });
 }
@@ -91,6 +115,12 @@ PYBIND11_MODULE(_native, module) {
   module.def("heap_bytes_hint", &deep_ep::Buffer::heap_bytes_hint);
   module.def("low_latency_bytes_hint", &deep_ep::Buffer::low_latency_bytes_hint);
   module.def("default_timeout_s", &deep_ep::default_timeout_s);
+  // Collective. The GPU's ordinal, or -1 for the CPU.
+  module.def("count_nodes", [](const std::shared_ptr<deep_ep::Bootstrap>& bootstrap, int ordinal) {
+    const auto executor = ordinal < 0 ? deep_ep::make_host_executor() : gpu_executor(ordinal);
+    const py::gil_scoped_release released;
+    return deep_ep::Buffer::count_nodes(bootstrap, executor);
+  });
   define_events(module);
   define_bootstrap(module);
   define_buffer(module);

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextvars
 import ctypes
+import struct
 import time
 import weakref
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -79,6 +80,12 @@ def _all_gather(group: Optional[Any], mine: bytes) -> bytes:
     work.wait()
     host = everybody.cpu()
     return ctypes.string_at(host.data_ptr(), host.numel())
+
+
+def all_gather_ints(group: Any, *mine: int) -> List[Tuple[int, ...]]:
+    """Collective: the integers that each rank of a group gives, by rank."""
+    packed = struct.Struct(f"={len(mine)}q")
+    return list(packed.iter_unpack(_all_gather(group, packed.pack(*mine))))
 
 
 def poll(ready: Callable[[], bool], limit_s: float, late: Callable[[], str]) -> None:

@@ -3,8 +3,8 @@
 The calls are those of ``ElasticBuffer``: rows travel once for each rank, with the selections and weights that maps and probs
 stand for. Where rows lie is worked out on the device, so calls with ``non_blocking=True`` can be recorded into CUDA graphs.
 
-Symbols: R ranks, r this rank, E experts, El = E / R of this rank, T tokens of each rank, H hidden size; N tokens of all ranks
-that have an expert here, in the order of their global numbers (source rank * T + token).
+Symbols: R ranks, r this rank, E experts, El = E / R of this rank, T tokens of this rank, H hidden size; N tokens of all ranks
+that have an expert here, by source rank, then by token.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from typing import Any, Optional, Tuple
 
 import torch
 
-from . import _native
+from . import _native, exchanges
 from .arguments import check_dtype, integer
 from .buffers.elastic import ElasticBuffer, EPHandle
-from .errors import InvalidArgument, Unsupported, WrongUse
+from .errors import InvalidArgument, RankMismatch, Unsupported, WrongUse
+from .peers import OfThisProcess
 from .utils.math import align
 
 __all__ = ["HybridEPBuffer", "HybridEpConfigInstance", "indices_to_map"]
@@ -75,12 +76,13 @@ def _weights(probs: Optional[torch.Tensor], idx: torch.Tensor) -> Optional[torch
     return None if probs is None else probs.gather(1, idx.clamp(min=0))
 
 
-class HybridEPBuffer:
+class HybridEPBuffer(OfThisProcess):
     """Expert-parallel communication of one rank with the others of ``group``, a ``torch.distributed`` group.
 
-    Everything runs on the current stream. T is equal on all ranks. A call that is larger than the buffer makes a new one,
-    which is collective. SM and block counts, ``load_cached_kernels``, ``use_shared_buffer``, ``enable_custom_allgather`` and
-    ``fuse_...`` are accepted without effect.
+    Everything runs on the current stream. A buffer is made for the largest ``hidden_dim`` and ``max_num_of_tokens_per_rank`` of
+    all ranks (at least 512 tokens). A larger call works, more slowly, and the next call makes a larger buffer, which is collective:
+    by then all ranks have made a call of that size. SM and block counts, ``load_cached_kernels``, ``use_shared_buffer``,
+    ``enable_custom_allgather`` and ``fuse_...`` are accepted without effect.
     """
 
     def __init__(
@@ -111,25 +113,36 @@ class HybridEPBuffer:
         self.num_of_nodes: int = 1
         self.num_of_hybrid_ep_ranks_per_nvlink_domain: int = self.group_size
         self.configurer = SimpleNamespace(buffer_config=HybridEpConfigInstance())
-        self._buffer: ElasticBuffer = self._grow(
-            integer("hidden_dim", hidden_dim, 1),
-            integer("max_num_of_tokens_per_rank", max_num_of_tokens_per_rank, 0),
-            integer("num_local_experts", num_local_experts, 1),
-        )
+        hidden_dim = integer("hidden_dim", hidden_dim, 1)
+        tokens = max(integer("max_num_of_tokens_per_rank", max_num_of_tokens_per_rank, 0), _SMALLEST_CAPACITY)
+        integer("num_local_experts", num_local_experts, 1)
+        sizes = exchanges.all_gather_ints(group, hidden_dim, tokens)
+        self._want(max(size[0] for size in sizes), max(size[1] for size in sizes), num_local_experts)
+        self._buffer: ElasticBuffer = self._make()
 
     @property
     def runtime(self) -> Any:
         return self._buffer.runtime
 
-    def _grow(self, hidden: int, tokens: int, local_experts: int) -> ElasticBuffer:
-        """The buffer, of at least this size. Handles keep an earlier one."""
+    def _want(self, hidden: int, tokens: int, local_experts: int) -> None:
+        """A size that all ranks have asked for."""
         config = self.configurer.buffer_config
-        before = config.hidden_dim, config.max_num_of_tokens_per_rank
-        size = max(hidden, before[0]), max(align(tokens, 64), before[1], _SMALLEST_CAPACITY)
-        if size != before:
-            self._buffer = ElasticBuffer(self.group, hidden=size[0], num_max_tokens_per_rank=size[1])
-        config.hidden_dim, config.max_num_of_tokens_per_rank = size
-        config.num_of_experts_per_rank = max(local_experts, config.num_of_experts_per_rank)
+        config.hidden_dim = max(config.hidden_dim, hidden)
+        config.max_num_of_tokens_per_rank = max(config.max_num_of_tokens_per_rank, align(tokens, 64))
+        config.num_of_experts_per_rank = max(config.num_of_experts_per_rank, local_experts)
+
+    def _make(self) -> ElasticBuffer:
+        config = self.configurer.buffer_config
+        self._made = config.hidden_dim, config.max_num_of_tokens_per_rank
+        return ElasticBuffer(self.group, hidden=self._made[0], num_max_tokens_per_rank=self._made[1])
+
+    def _grown(self) -> ElasticBuffer:
+        """The buffer, of the size that earlier calls had. Handles keep an earlier one."""
+        config = self.configurer.buffer_config
+        if self._made != (config.hidden_dim, config.max_num_of_tokens_per_rank):
+            if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+                self._buffer._native.check(True)  # do the ranks agree?
+                self._buffer = self._make()
         return self._buffer
 
     @torch.no_grad()
@@ -152,6 +165,7 @@ class HybridEPBuffer:
         fuse_permute_dispatch: bool = False,
         num_dispatched_tokens: Optional[int] = None,
         use_host_meta: Optional[bool] = None,
+        num_of_tokens_per_rank: Optional[int] = None,
     ) -> Tuple[torch.Tensor, Optional[torch.Tensor], Optional[torch.Tensor], Optional[torch.Tensor], Tuple[Any, ...]]:
         """Sends each row to the ranks of its experts, and lays it out by expert there.
 
@@ -165,6 +179,8 @@ class HybridEPBuffer:
             handle: of an earlier call: rows go where they went then.
             use_fp8: refused. ``scaling_factor``, ``num_dispatched_tokens``: accepted without effect.
             use_host_meta: an older name for the opposite of ``non_blocking``.
+            num_of_tokens_per_rank: at least the largest T, equal on all ranks. Needed where T differs and a rank has more than
+                the buffer was made for, or ``non_blocking`` is set; else ``RankMismatch`` names the ranks.
 
         Returns:
             Rows ``[P, H]``, by expert, then by global token; probs ``[P]``; ``None``, as there are no scales; the experts' padded
@@ -204,12 +220,24 @@ class HybridEPBuffer:
             if non_blocking and (budget is None or budget < 0 or budget % step):
                 raise WrongUse(f"num_permuted_tokens is {budget}, allowed with non_blocking: a multiple of pad_multiple, {step}")
             tokens, experts = routing_map.shape
-            buffer = self._grow(hidden.size(1), tokens, experts // self.group_size)
+            capacity = self.configurer.buffer_config.max_num_of_tokens_per_rank
+            if num_of_tokens_per_rank is not None:
+                most = integer("num_of_tokens_per_rank", num_of_tokens_per_rank, max(tokens, 1))
+            elif non_blocking:  # memory for the largest number of rows
+                most = max(tokens, 1)
+            else:
+                most = capacity if tokens <= capacity else align(tokens, 64)
+            buffer = self._grown()
             idx = _selections(routing_map, columns)
-            rows, local, weights, sent, _ = buffer.dispatch(
-                hidden, idx, _weights(probs, idx), num_experts=experts,
-                num_max_tokens_per_rank=max(tokens, 1), expert_alignment=step, do_cpu_sync=not non_blocking, do_handle_copy=False,
-            )  # fmt: skip
+            try:
+                rows, local, weights, sent, _ = buffer.dispatch(
+                    hidden, idx, _weights(probs, idx), num_experts=experts,
+                    num_max_tokens_per_rank=most, expert_alignment=step, do_cpu_sync=not non_blocking, do_handle_copy=False,
+                )  # fmt: skip
+            except RankMismatch as error:
+                remedy = "; give num_of_tokens_per_rank where ranks have different numbers of tokens"
+                raise RankMismatch(f"{error}{remedy if 'maximum of tokens' in str(error) else ''}") from None
+            self._want(hidden.size(1), most, experts // self.group_size)
             counts = sent.num_unaligned_recv_tokens_per_expert.to(torch.int64)
             starts = sent.psum_num_recv_tokens_per_expert - align(counts, step)
             received = sent.psum_num_recv_tokens_per_scaleup_rank[-1:].clone()
@@ -233,8 +261,8 @@ class HybridEPBuffer:
             sent.do_expand, sent.recv_src_metadata[:, 2:] = True, places
             # The tuple has None in the places of what is private upstream.
             config = HybridEpConfigInstance(hidden.size(1), tokens, here.size(1), hidden.dtype, (buffer, sent))
-            local_map = here.new_zeros((self.group_size * tokens, here.size(1)))
-            local_map[: here.size(0)] = here[: local_map.size(0)]
+            local_map = here.new_zeros((max(self.group_size * tokens, here.size(0)), here.size(1)))
+            local_map[: here.size(0)] = here
             handle = None, None, None, received, local_map, None, None, counts.to(torch.int32), tokens, config, overflow
         # For each permuted row, the place in ``places`` of the selection that it is of; -1: of none.
         pairs = torch.full((budget + 1,), -1, dtype=torch.int64, device=hidden.device)

@@ -27,7 +27,15 @@ SMALLEST_HEAP = 64 << 20
 _made: "weakref.WeakValueDictionary[int, _native.Buffer]" = weakref.WeakValueDictionary()
 
 
-class NativeOwner:
+class OfThisProcess:
+    """What stands for memory of this process and for its peers."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        name = type(self).__name__
+        raise TypeError(f"{name} cannot be copied or pickled: it has memory of this process and its peers; make one in each process")
+
+
+class NativeOwner(OfThisProcess):
     """What ``Buffer`` and ``ElasticBuffer`` have in common: they own a native buffer."""
 
     #: ``None`` after ``destroy``.

@@ -173,5 +173,15 @@ TEST(PolledBootstrap, AFailureEndsTheGroupAndLeavesTheTransport) {
   EXPECT_EQ(FakeTransport::alive, 0) << "freed here, not by the group";
 }
 
+TEST(CallbackBootstrap, AnExceptionOfAnyClassIsAnError) {
+  const auto bootstrap = make_callback_bootstrap(0, 1, [](auto, auto) { throw 42; });
+  try {
+    bootstrap->barrier();
+    ADD_FAILURE() << "the all-gather failed";
+  } catch (const SystemError& error) {
+    EXPECT_NE(std::string(error.what()).find("all_gather must throw a std::exception"), std::string::npos);
+  }
+}
+
 }  // namespace
 }  // namespace deep_ep

@@ -81,6 +81,14 @@ TEST(FaultTexts, AMismatchGivesEachRankItsValue) {
   EXPECT_EQ(text_of(FaultKind::mismatch, Wanted::combine_addresses, 2), "combine: top-k " + late);
 }
 
+TEST(FaultTexts, AMismatchOfLowLatencyDispatchesNamesOneArgumentWhereItCan) {
+  const FaultRecord fault = record(FaultKind::mismatch, Wanted::low_latency_dispatch_counts);
+  const std::string end = ". The ranks no longer agree: destroy the buffer";
+  EXPECT_EQ(describe_mismatch(fault, kSelf, "low_latency_dispatch: top-k differs"),
+            "low_latency_dispatch: top-k differs" + end);
+  EXPECT_EQ(describe_mismatch(fault, kSelf, "").find("low_latency_dispatch: ranks 2 and 5 differ in several of "), 0u);
+}
+
 TEST(FaultTexts, Counts) {
   EXPECT_EQ(text_of(FaultKind::overflow, Wanted::dispatch_rows),
             "rank 2 received 17 rows but num_worst_tokens leaves room for 13; the rows beyond are lost");

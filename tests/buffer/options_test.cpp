@@ -12,6 +12,15 @@ namespace {
 class OptionsTest : public ClusterTest {};
 DEEP_EP_ON_THREADS(OptionsTest);
 
+TEST_P(OptionsTest, NodesAreCountedWithoutABuffer) {
+  run_cluster(cluster(2), [&](Rank& rank) {
+    const auto nodes = [&](int width) { return Buffer::count_nodes(rank.bootstrap(), rank.executor(), width); };
+    require(nodes(2) == 1 && nodes(1) == 2, "nodes of two ranks");
+    require_throws<InvalidArgument>([&] { nodes(3); }, {"ranks_per_node is 3"}, "a node of three");
+    require(Buffer(rank.bootstrap(), rank.executor(), {}).num_nodes() >= 1, "a buffer after it");
+  });
+}
+
 TEST_P(OptionsTest, StreamOfTheProgram) {
   const Case one = make_case({.tokens = {9, 14}, .hidden = 64, .combine_hidden = 32});
   run_cluster(cluster(2), [&](Rank& rank) {

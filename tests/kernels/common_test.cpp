@@ -5,6 +5,7 @@
 #include "kernels/common/messages.hpp"
 #include "kernels/common/topk.hpp"
 #include "kernels/common/wait.hpp"
+#include "kernels/primitives/numeric.hpp"
 #include "tests/kernels/probes/common_probe.hpp"
 #include "tests/kernels/test_kernel.hpp"
 
@@ -62,6 +63,26 @@ struct Wait {
 const TestKernel<WaitParams>& wait_probe() {
   static const TestKernel<WaitParams> kernel(DEEP_EP_TEST_LAUNCHERS(wait_probe));
   return kernel;
+}
+
+TEST(Numbers, FiniteMagnitudesAreAboveAllOthersWhereTheyAreRaised) {
+  const auto both = [](std::uint16_t low, std::uint16_t high, std::uint32_t raised) {
+    const std::uint32_t pair = device::bf16_magnitudes(std::uint32_t{high} << 16 | low, raised);
+    return std::pair(pair & 0xffff, pair >> 16);
+  };
+  constexpr std::uint32_t kRaised = device::kBf16RaisesFinite;
+  for (std::uint32_t bits = 0; bits <= 0xffff; ++bits) {
+    const auto one = static_cast<std::uint16_t>(bits);
+    const std::uint32_t magnitude = bits & 0x7fff;
+    EXPECT_EQ(both(one, 0xffff, 0), std::pair(magnitude, 0x7fffu));
+    const auto [zero, raised] = both(0, one, kRaised);
+    EXPECT_EQ(zero, kRaised);
+    if (magnitude < 0x7f80) {
+      EXPECT_EQ(raised, magnitude + kRaised);
+    } else {
+      EXPECT_LT(raised, kRaised);
+    }
+  }
 }
 
 TEST(Wait, SeesWhatWasWrittenBeforeTheSignal) {

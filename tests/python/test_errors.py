@@ -1,6 +1,8 @@
 """Wrong use raises, names the argument, and leaves the buffer usable."""
 
+import copy
 import inspect
+import pickle
 
 import pytest
 import reference
@@ -10,7 +12,7 @@ from cluster import on_ranks
 from normal_mode import CONFIG, check_received, send, send_rows
 from reference import make_case
 
-from deep_ep import Buffer, Config, ElasticBuffer, _native, errors
+from deep_ep import Buffer, Config, ElasticBuffer, EPBuffer, HybridEPBuffer, _native, errors, ops
 from deep_ep.errors import RankMismatch
 from deep_ep.exchanges import bootstrap_of
 from deep_ep.meetings import StoreRanks
@@ -141,7 +143,7 @@ def test_wrong_use(group):
         (TypeError, "expert_alignment is of type float, expected an integer", dispatch(expert_alignment=2.0)),
         (ValueError, "^x lies on a device .*: meta", dispatch(x=x.to("meta"))),
         (ValueError, "^topk_weights has layout torch.sparse_coo", dispatch(topk_weights=weights.to_sparse())),
-        (ValueError, "^topk_idx has dtype torch.bits8", lambda: buffer.get_dispatch_layout(torch.empty(3, 2, dtype=torch.bits8), 12)),
+        (ValueError, "^topk_idx has dtype bits8, allowed: int32 or int64$", lambda: buffer.get_dispatch_layout(torch.empty(3, 2, dtype=torch.bits8), 12)),
         (AssertionError, "num_tokens_per_rank", dispatch(num_tokens_per_rank=None)),
         (AssertionError, "topk_idx", lambda: buffer.dispatch(x, handle=handle, topk_idx=idx, config=CONFIG)),
         (TypeError, "handle", cached(x, handle[0])),
@@ -152,6 +154,100 @@ def test_wrong_use(group):
         (TypeError, "bias", combine(rows, handle, bias=1.0)),
     )
     check_received(send(buffer, case), reference.dispatched(case, rank), rank)
+
+
+class Plain(torch.Tensor):
+    pass
+
+
+class Wrapper(torch.Tensor):
+    """As distributed tensors are: of another class, without memory."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        raise NotImplementedError
+
+
+@on_ranks(1)
+def test_tensors_whose_memory_does_not_hold_their_values(group):
+    """In every interface; a plain subclass is a tensor like others."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+    from torch.distributed.tensor import DTensor, Replicate, init_device_mesh
+
+    buffer = Buffer(group, 0, Buffer.get_low_latency_rdma_size_hint(4, 128, 1, 4), low_latency_mode=True)
+    elastic, v25 = (kind(group, num_max_tokens_per_rank=4, hidden=128) for kind in (ElasticBuffer, EPBuffer))
+    x, idx, weights = torch.randn(3, 128).bfloat16(), torch.tensor([[0, 1]] * 3), torch.rand(3, 2)
+    per, _, per_expert, inside, _ = buffer.get_dispatch_layout(idx, 4)
+    hybrid = HybridEPBuffer(group, 128, 16, 4)
+    calls = {
+        "v1": lambda x, idx, weights: buffer.dispatch(x, None, per, None, inside, per_expert, idx, weights),
+        "v2": lambda x, idx, weights: elastic.dispatch(x, idx, weights, num_experts=4),
+        "v2.5": lambda x, idx, weights: v25.dispatch(x, idx, weights, num_experts=4, do_handle_copy=False),
+        "low latency": lambda x, idx, weights: buffer.low_latency_dispatch(x, idx, 4, 4, combine_weights=weights),
+    }
+    distributed = DTensor.from_local(x, init_device_mesh("cpu", (1,)), [Replicate()])
+    for name, call in calls.items():
+        refused(
+            (ValueError, r"^x must be .* negative bit: pass its resolve_neg\(\)", lambda: call(torch._neg_view(x), idx, weights)),
+            (ValueError, r"^topk_idx must be .*resolve_neg", lambda: call(x, torch._neg_view(-idx), weights)),
+            (ValueError, r"_weights must be .*resolve_neg", lambda: call(x, idx, torch._neg_view(weights))),
+            (ValueError, r"^x must be .* of class AsyncCollectiveTensor: .*wait\(\)", lambda: call(AsyncCollectiveTensor(x), idx, weights)),
+            (ValueError, r"^x must be .* of class DTensor: .*to_local\(\)", lambda: call(distributed, idx, weights)),
+            (ValueError, r"^x must be .* of class FakeTensor: .*deep_ep.ops", lambda: call(FakeTensorMode().from_tensor(x), idx, weights)),
+            (ValueError, r"^x must be .* of class Wrapper: .*memory", lambda: call(Wrapper(x), idx, weights)),
+            (ValueError, "_weights has dtype float64, allowed: float32$", lambda: call(x, idx, weights.double())),
+            (ValueError, "^topk_idx has dtype int16, allowed: int32 or int64$", lambda: call(x, idx.short(), weights)),
+        )
+        if name != "low latency":  # complex rows are rows of bytes
+            conj = torch.randn(3, 32, dtype=torch.complex64).conj()
+            refused((ValueError, r"^x must be .* conjugate bit: pass its resolve_conj\(\)", lambda: call(conj, idx, weights)))
+        call(x.as_subclass(Plain), idx, weights)
+    routing = {"topk_idx": idx, "topk_weights": weights, "num_of_experts": 4}
+    refused(
+        (ValueError, "^x must be .*vmap", lambda: torch.func.vmap(lambda one: calls["v1"](one, idx, weights))(x[None])),
+        (ValueError, "^x must be .*resolve_neg", lambda: hybrid.dispatch_with_permute(hidden=torch._neg_view(x), **routing)),
+    )
+    state = ops.state_of(elastic)  # PyTorch resolves what its operators are given
+    rows = [ops.dispatch(state, given, idx, weights, 4)[0] for given in (x, torch._neg_view(-x))]
+    assert torch.equal(*rows)
+
+
+@on_ranks(1)
+def test_low_latency_errors_use_the_words_of_python(group):
+    buffer = Buffer(group, 0, Buffer.get_low_latency_rdma_size_hint(4, 128, 1, 4), low_latency_mode=True)
+    x, idx = torch.zeros(3, 128, dtype=torch.bfloat16), torch.zeros(3, 2, dtype=torch.int64)
+    hint = Buffer.get_low_latency_rdma_size_hint
+    calls = (
+        lambda: buffer.low_latency_dispatch(x, idx, 30000, 4),
+        lambda: buffer.low_latency_dispatch(x, idx, 40000, 4),
+        lambda: hint(60000, 7168, 8, 256),
+    )
+    for call in calls:
+        with pytest.raises(ValueError, match="num_max_dispatch_tokens_per_rank") as raised:
+            call()
+        text = str(raised.value)
+        assert "low_latency.bytes" not in text and " max_tokens" not in text and not text.startswith("max_tokens"), text
+    with pytest.raises(ValueError, match="num_rdma_bytes .*Buffer.get_low_latency_rdma_size_hint"):
+        calls[0]()
+    with pytest.raises(ValueError, match="without enable_shrink"):
+        buffer.low_latency_resume()
+    elastic = ElasticBuffer(group, num_max_tokens_per_rank=4, hidden=128)
+    with pytest.raises(ValueError, match="^num_max_tokens_per_rank is 0"):
+        elastic.dispatch(x, idx, num_experts=4, num_max_tokens_per_rank=0)
+
+
+@on_ranks(1)
+def test_buffers_are_neither_copied_nor_pickled(group):
+    made = (Buffer(group), *(kind(group, num_max_tokens_per_rank=4, hidden=128) for kind in (ElasticBuffer, EPBuffer)))
+    for buffer in (*made, HybridEPBuffer(group, 128, 16, 4)):
+        for act in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match=f"^{type(buffer).__name__} cannot be copied or pickled: .*make one in each process"):
+                act(buffer)
 
 
 @on_ranks(3)

@@ -5,6 +5,7 @@ import importlib
 import math
 import os
 import types
+import unittest.mock
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from cluster import on_ranks
 from common import signature_of
 
+import deep_ep
 from deep_ep.utils import envs, gate, nvlink, refs, testing
 from deep_ep.utils import math as numbers
 from deep_ep.utils.testing import bench, bench_kineto
@@ -140,7 +142,8 @@ def test_sums():
 @on_ranks(2)
 def test_exchange(group):
     envs.dist_print(f"rank {dist.get_rank()}", once_in_node=True)
-    assert envs.get_physical_domain_size(group) == envs.get_logical_domain_size(group) == (1, 2)
+    with unittest.mock.patch.object(deep_ep.Buffer, "__init__", side_effect=AssertionError("counting nodes made a buffer")):
+        assert envs.get_physical_domain_size(group) == envs.get_logical_domain_size(group) == (1, 2)
     rank, ranks = dist.get_rank(), dist.get_world_size()
     idx = torch.tensor([[0, 2], [3, -1], [1, 0]]) if rank == 0 else torch.tensor([[2, 3]])
     x = torch.arange(idx.size(0) * 4, dtype=torch.float32).view(-1, 4) + 100 * rank

@@ -9,6 +9,7 @@ import torch
 from cluster import on_ranks
 
 from deep_ep import HybridEPBuffer, HybridEpConfigInstance
+from deep_ep.errors import RankMismatch
 from deep_ep.hybrid_ep_buffer import indices_to_map
 from deep_ep.utils.math import align
 
@@ -188,6 +189,41 @@ def test_growth(group):
     # A handle from before the buffer grew.
     again = buffer.dispatch_with_permute(hidden=case.rows[rank], handle=result[4], num_permuted_tokens=result[0].size(0))
     assert torch.equal(again[0], result[0])
+
+
+def check_sums(buffer, rows, idx, **options):
+    """Rows go to the experts that ``idx`` names, and come back as they are: a sum of each rank, rounded, then of the ranks."""
+    ranks, experts = buffer.group_size, 8
+    result = buffer.dispatch_with_permute(hidden=rows, topk_idx=idx, num_of_experts=experts, pad_multiple=4, **options)
+    back, _ = buffer.combine_with_unpermute(hidden=result[0], handle=result[4], pad_multiple=4)
+    of_rank = [(idx // (experts // ranks) == rank).sum(dim=1, keepdim=True) for rank in range(ranks)]
+    assert torch.equal(back, sum((rows.float() * n).bfloat16().float() for n in of_rank).bfloat16())
+    return result
+
+
+@on_ranks(2)
+def test_ranks_with_different_numbers_of_tokens(group):
+    rank = group.rank()
+    buffer = HybridEPBuffer(group, H, (100, 1000)[rank], 4)
+    config = buffer.configurer.buffer_config
+    assert config.max_num_of_tokens_per_rank == 1024  # on both
+
+    def inputs(tokens):
+        generator = torch.Generator().manual_seed(tokens)
+        return torch.randn(tokens, H, generator=generator).bfloat16(), torch.rand(tokens, 8, generator=generator).topk(2).indices
+
+    for tokens in ((7, 12), (0, 12), (600, 3), (1, 1)):
+        handle = check_sums(buffer, *inputs(tokens[rank]))[4]
+        assert handle[8] == tokens[rank] and handle[4].size(0) >= handle[3]
+    check_sums(buffer, *inputs((7, 12)[rank]), non_blocking=True, num_permuted_tokens=64, num_of_tokens_per_rank=12)
+    check_sums(buffer, *inputs((7, 1100)[rank]), num_of_tokens_per_rank=1100)
+    check_sums(buffer, *inputs(3))  # makes the larger buffer
+    assert config.max_num_of_tokens_per_rank == buffer._buffer.num_max_tokens_per_rank == 1152
+    with pytest.raises(ValueError, match="num_of_tokens_per_rank is 2, allowed: 3 or more"):
+        check_sums(buffer, *inputs(3), num_of_tokens_per_rank=2)
+    check_sums(buffer, *inputs(3))
+    with pytest.raises(RankMismatch, match="maximum of tokens of a rank is (1152|1344) .*give num_of_tokens_per_rank"):
+        check_sums(buffer, *inputs((7, 1300)[rank]))
 
 
 @on_ranks(2)

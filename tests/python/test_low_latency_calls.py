@@ -20,6 +20,35 @@ def test_round_trip(ranks, tokens, options):
     ranks(len(tokens)).run(round_trip, tokens, options)
 
 
+@on_ranks(2)
+def test_channels_that_are_not_finite(group):
+    """They change no finite neighbour under powers of two; under float scales the whole block says so."""
+    buffer = make_buffer(group)
+    case = ll_case([1] * 2, hidden=512)
+    x = torch.linspace(-3, 3, 512).bfloat16()[None]
+    clean = x.clone()
+    for at, value in ((5, "nan"), (130, "inf"), (131, "-inf"), (260, "nan"), (261, "-inf")):
+        x[0, at] = float(value)
+        clean[0, at] = 0
+    is_finite = x[0].isfinite()
+    for form in ({}, {"align_fp8_quantization": True}, {"round_scale": True}, {"round_scale": True, "use_ue8m0": True}):
+        (rows, scales), counts, *_ = buffer.low_latency_dispatch(x, torch.tensor([[buffer.rank * case.local_experts, -1]]), M, case.num_experts, **form)
+        assert counts[0] == 1
+        scales = scales[0, 0].clone(memory_format=torch.contiguous_format)
+        if form.get("use_ue8m0"):
+            scales = (scales.view(torch.uint8).int() << 23).view(torch.float32)
+        got = (rows[0, 0].float().unflatten(0, (4, 128)) * scales[:, None]).flatten()
+        if not form.get("round_scale"):
+            assert got[:384].isnan().all() and not got[384:].isnan().any()
+            continue
+        values, wanted = reference.cast_fp8(clean, round_scale=True)
+        assert torch.equal(scales, wanted[0])
+        assert torch.equal(rows[0, 0].view(torch.uint8)[is_finite], values[0].view(torch.uint8)[is_finite])
+        assert torch.equal(got.isnan(), x[0].isnan())
+        largest = 448 * scales.repeat_interleave(128)
+        assert torch.equal(got[x[0].isinf()], (largest * x[0].sign())[x[0].isinf()])
+
+
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 

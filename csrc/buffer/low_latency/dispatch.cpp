@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "csrc/buffer/checks.hpp"
+#include "csrc/buffer/low_latency/call_shape.hpp"
 #include "csrc/buffer/low_latency/low_latency.hpp"
 #include "csrc/support/format.hpp"
 #include "kernels/low_latency/dispatch/send.hpp"
@@ -78,6 +79,11 @@ void want_rows(WantedTensors& wanted, LowLatencyDispatchResult& result, LowLaten
   wanted.add(result.recv_x_scales.emplace(), &params.recv_scales, scales);
 }
 
+LowLatencyCallShape shape_of_call(const LowLatencyDispatchParams& params, bool too_many) {
+  return {{params.max_tokens, params.hidden, params.num_local_experts, static_cast<int>(params.format), params.num_topk,
+           params.common.rail_width, params.weighted ? 1 : 0, too_many ? 1 : 0}};
+}
+
 }  // namespace
 
 LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& arguments, const LowLatencySetup& setup) {
@@ -89,11 +95,13 @@ LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& argument
   // Counts have 16 bits: of rows, and of a selection's place among the rows of its expert.
   const std::int64_t topk = topk_idx.size(1);
   if (arguments.max_tokens < 1 || arguments.max_tokens > kMostLowLatencyTokens / topk) {
-    fail<InvalidArgument>("max_tokens is {}, allowed: 1 to {}, as max_tokens times top-k, which is {}, is at most {}",
-                          arguments.max_tokens, kMostLowLatencyTokens / topk, topk, kMostLowLatencyTokens);
+    fail<InvalidArgument>(
+        "low_latency_dispatch: max_tokens is {}, allowed: 1 to {}, as max_tokens times top-k, which is {}, is at most "
+        "{}",
+        arguments.max_tokens, kMostLowLatencyTokens / topk, topk, kMostLowLatencyTokens);
   }
   check_experts("num_experts", arguments.num_experts, setup.common.num_ranks, setup.max_local_experts);
-  check_range("rows of the output (local experts * ranks * max_tokens)",
+  check_range("rows of the output of low_latency_dispatch (local experts * ranks * max_tokens)",
               std::int64_t{arguments.num_experts} * arguments.max_tokens, 1, INT32_MAX);
 
   LowLatencyDispatchPlan plan;
@@ -116,10 +124,7 @@ LowLatencyDispatchPlan plan_dispatch(const LowLatencyDispatchArguments& argument
   set_arrivals(params, arguments, setup);
   choose_rails(LowLatencyKind::dispatch, !arguments.return_recv_hook, params,
                {params.row(false, params.weighted).bytes(), params.row(true, params.weighted).bytes(), 0}, setup);
-  params.call_shape =
-      shape_of({params.max_tokens, params.hidden, params.num_local_experts, static_cast<int>(params.format),
-                params.num_topk, params.common.rail_width, params.weighted ? 1 : 0, too_many_tokens(arguments) ? 1 : 0},
-               31);
+  params.call_shape = shape_of_call(params, too_many_tokens(arguments)).hash();
   if (too_many_tokens(arguments)) params.num_tokens = 0;
 
   plan.choose(params.weighted ? choices::dispatch_low_latency_weighted
@@ -139,6 +144,7 @@ LowLatencyDispatchResult Buffer::low_latency_dispatch(const LowLatencyDispatchAr
   CallScope scope = mode.begin(LowLatencyKind::dispatch, arguments.return_recv_hook, call);
 
   LowLatencyDispatchParams& params = plan.params;
+  in->faults().shapes().note(shape_of_call(params, too_many_tokens(arguments)));
   const std::int64_t ranks = params.common.num_ranks, blocks = params.num_local_experts;
   LowLatencyDispatchResult result;
   LowLatencyHandle& handle = result.handle;

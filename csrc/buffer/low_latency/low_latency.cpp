@@ -6,6 +6,7 @@
 #include "csrc/buffer/checks.hpp"
 #include "csrc/buffer/faults.hpp"
 #include "csrc/executor/kernel_table.hpp"
+#include "csrc/support/environment.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
 
@@ -32,6 +33,7 @@ LowLatency::LowLatency(Runtime& runtime) : runtime_(runtime) {
     common.wait.timeout_ns = kMostTimeouts * timeout_ns(runtime.timeout_s());
     common.mask = runtime.faults().control()->mask;
   }
+  common.lets_next_start = environment::text("DEEP_EP_PROGRAMMATIC_LAUNCH") == "on";
   common.posts = common.wait;
   common.posts.spares_call = common.mask != nullptr;
   if (reach.far.empty()) return;
@@ -58,9 +60,8 @@ CallScope LowLatency::begin(LowLatencyKind kind, bool hook, const CallOptions& c
   return CallScope(runtime_.calls(), call, false);
 }
 
-void LowLatency::receive(WaitingParts& of_kind, std::uint64_t number) {
+void LowLatency::receive(WaitingParts& of_kind, std::uint64_t number, std::vector<WaitingParts::Part>& done) {
   while (of_kind.gone < number) {
-    WaitingParts::Part done;  // goes behind the scope: what it holds may make calls of this kind then
     WaitingParts::Part& part = of_kind.parts.front();
     if (runtime_.executor()->is_capturing(part.stream) != part.recorded) {
       fail<InvalidArgument>("{}: its send part was {} into a graph, so its receive part must be, too: call the hook {}",
@@ -69,7 +70,7 @@ void LowLatency::receive(WaitingParts& of_kind, std::uint64_t number) {
     }
     CallScope scope(runtime_.calls(), {.stream = part.stream});
     part.enqueue(scope);
-    done = std::move(part);
+    done.push_back(std::move(part));
     of_kind.parts.pop_front();  // a hook that fails from here on may come again, but the part must not
     ++of_kind.gone;
     scope.finish();
@@ -78,10 +79,12 @@ void LowLatency::receive(WaitingParts& of_kind, std::uint64_t number) {
 
 EventHandle LowLatency::finish_send(LowLatencyKind kind, CallScope& scope, std::function<void()>& hook) {
   hook = [buffer = weak_from_this(), kind, number = waiting(kind).end()] {
+    std::vector<WaitingParts::Part> done;  // goes last: it may own the buffer
     const auto alive = buffer.lock();
     if (!alive) throw UseAfterDestroy("the hook of a low-latency call after the buffer's destroy");
+    check_home(alive->runtime_, "a hook of low-latency calls");
     const BufferCall use(alive->runtime_, "a hook of low-latency calls");
-    alive->receive(alive->waiting(kind), number);
+    alive->receive(alive->waiting(kind), number, done);
   };
   try {
     return scope.finish();
@@ -202,7 +205,7 @@ std::uint64_t LowLatency::count_together(Bootstrap& ranks) {
 }
 
 void LowLatency::begin_resume() {
-  runtime_.executor()->make_current();
+  const DeviceScope device(*runtime_.executor());
   runtime_.calls().settle();
   runtime_.faults().come_back();
   log_masks();

@@ -8,6 +8,7 @@
 #include <string>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "csrc/buffer/low_latency/plan.hpp"
 #include "csrc/buffer/runtime.hpp"
@@ -71,8 +72,14 @@ class LowLatency : public std::enable_shared_from_this<LowLatency> {
     result.event = plan.receive ? finish_send(kind, scope, result.hook) : scope.finish();
   }
   EventHandle finish_send(LowLatencyKind kind, CallScope& scope, std::function<void()>& hook);
-  /// Enqueues the first `number` of all that have waited, but those that are gone: each as a call of its own.
-  void receive(WaitingParts& of_kind, std::uint64_t number);
+  /// Enqueues the first `number` of all that have waited, but those that are gone: each as a call of its own. `done`
+  /// gets them: what they hold may be the last owner of anything, the buffer included.
+  void receive(WaitingParts& of_kind, std::uint64_t number, std::vector<WaitingParts::Part>& done);
+  /// The same in a call of the buffer, which its caller owns.
+  void receive(WaitingParts& of_kind, std::uint64_t number) {
+    std::vector<WaitingParts::Part> done;
+    receive(of_kind, number, done);
+  }
   WaitingParts& waiting(LowLatencyKind kind) { return waiting_[static_cast<std::size_t>(kind)]; }
   // Ranks that calls leave out: those that the control plane calls lost, and those that the program masks, in the order
   // of calls. The program's masks are apart from verdicts, and undo none. They are in ControlState, for kernels.

@@ -75,7 +75,8 @@ struct LowLatencyPlan {
       const LowLatencyPart part = plan_part(phase);
       if (part.shape.shared_bytes > setup.policy.max_shared_bytes) {
         fail<InvalidArgument>(
-            "hidden {}, max_tokens {} and num_experts {} need {} of shared memory in a block, there are {}",
+            "low-latency calls: hidden {}, max_tokens {} and num_experts {} need {} of shared memory in a block, there "
+            "are {}",
             params.hidden, params.max_tokens, params.num_experts(), format_bytes(part.shape.shared_bytes),
             format_bytes(setup.policy.max_shared_bytes));
       }

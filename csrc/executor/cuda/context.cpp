@@ -28,15 +28,15 @@ bool is_current(const Context& context) {
   return current == context.handle;
 }
 
-CurrentContext::CurrentContext(const Context& context) {
-  if (is_current(context)) return;
+bool push_current(const Context& context) {
+  if (is_current(context)) return false;
   check(driver().context_push(context.handle), context.device, "cuCtxPushCurrent");
-  pushed_ = true;
+  return true;
 }
 
-CurrentContext::~CurrentContext() {
+void pop_current() noexcept {
   CUcontext popped = nullptr;
-  if (pushed_) driver().context_pop(&popped);
+  driver().context_pop(&popped);
 }
 
 std::uint64_t capture_id(cudaStream_t stream, int device) {

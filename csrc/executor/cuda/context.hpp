@@ -34,17 +34,24 @@ struct Context {
 /// True when the GPU is the calling thread's current one. Cheap.
 bool is_current(const Context& context);
 
+/// Makes the GPU current for the calling thread, on top of what is. False: it was current already.
+bool push_current(const Context& context);
+/// The end of a push_current that was true: what was current is current again.
+void pop_current() noexcept;
+
 /// Makes the GPU current for the calling thread, and restores what was current. Not cudaSetDevice: restoring with it
 /// would create a context, and take memory, on a GPU that the thread had never used.
 class CurrentContext {
  public:
-  explicit CurrentContext(const Context& context);
-  ~CurrentContext();
+  explicit CurrentContext(const Context& context) : pushed_(push_current(context)) {}
+  ~CurrentContext() {
+    if (pushed_) pop_current();
+  }
   CurrentContext(const CurrentContext&) = delete;
   CurrentContext& operator=(const CurrentContext&) = delete;
 
  private:
-  bool pushed_ = false;
+  bool pushed_;
 };
 
 /// The same, for calls such as cudaMalloc or cudaEventQuery: while another stream records a graph in the strict

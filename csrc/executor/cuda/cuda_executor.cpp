@@ -240,6 +240,9 @@ class CudaExecutor final : public Backend, public std::enable_shared_from_this<C
     check(cudaSetDevice(context_->device), context_->device, "cudaSetDevice");
   }
 
+  bool enter() override { return push_current(*context_); }
+  void leave() noexcept override { pop_current(); }
+
   const KernelTable& kernels() const override {
 #define DEEP_EP_LAUNCHER(name, Params, max_threads) .name = kernels::name::launch_cuda,
     static const KernelTable table{DEEP_EP_KERNELS(DEEP_EP_LAUNCHER)};

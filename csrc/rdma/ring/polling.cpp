@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "csrc/support/backoff.hpp"
+#include "csrc/support/threads.hpp"
 
 namespace deep_ep::rdma {
 namespace {
@@ -26,7 +27,9 @@ void keep_to(const std::vector<int>& cpus) {
 }  // namespace
 
 std::jthread polling_thread(std::vector<int> cpus, bool for_device, std::function<bool()> step) {
+  const SignalsBlocked blocked;
   return std::jthread([=](const std::stop_token& stop) {
+    name_this_thread("deep_ep_rdma");
     constexpr auto kSpin = std::chrono::microseconds(200);  // the next rows of a call are expected within that time
     constexpr auto kPause = std::chrono::milliseconds(2);   // the next call, while an engine works
     const bool serves_nic = !cpus.empty();                  // on a machine that has CPUs to spare

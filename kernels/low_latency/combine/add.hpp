@@ -183,7 +183,7 @@ struct CombineAdder {
         // here. In the last block a warp may still wait until all ranks have begun.
         const bool few = params.warps_per_row == block_warps() && params.common.mask == nullptr;
         const bool all = first + now >= pieces.count && block_index() + 1 != grid_blocks();
-        if (!kRdma && few && all) block::let_next_kernel_start();
+        if (!kRdma && few && all && params.common.lets_next_start) block::let_next_kernel_start();
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) {
           if (i >= now) continue;

@@ -106,7 +106,7 @@ struct CombinePusher : RowPusher {
     const int steps = line_steps(kLines), vectors = format().vectors;
     const auto* const x = reinterpret_cast<const Vec16*>(params.x);
     std::byte* const to = destination(call, row);
-    const auto own_weight = [&] { return load_stream(params.table().weight(row.source, row.index, lane_index())); };
+    const auto own_weight = [&] { return load_weak(params.table().weight(row.source, row.index, lane_index())); };
     float weight = kWeighted && lane_index() < params.num_topk ? own_weight() : 0;
     bool chosen = false;
     std::uint32_t rows = warp::ballot(row.position >= 0);
@@ -227,14 +227,14 @@ DEEP_EP_DEVICE void post_to(const LowLatencyCombineParams& params, CallPoster<Ca
   const bool sums = call.uses_rails();
   if (sums && !(call.is_relay(peer) && call.await_announced(peer))) return;
   const LowLatencyRowTable table = params.table();
-  const int rows = sums ? params.max_tokens : load_stream(table.rows(peer));
+  const int rows = sums ? params.max_tokens : load_weak(table.rows(peer));
   const int warps = sums ? block_warps() : static_cast<int>(params.warps_per_row);  // that share a row
   poster.post_rows(rows, peer, warps, [&](int row) {
     bool mine = row >= 0 && !sums;  // by rails, where the peer has announced an expert of this node
     for (int k = 0; sums && row >= 0 && k < params.num_topk; ++k) {
       mine = call.announced_member(peer, row, k) >= 0 || mine;
     }
-    return !mine ? 0 : 1 + (sums ? row : load_stream(table.token(peer, row)));
+    return !mine ? 0 : 1 + (sums ? row : load_weak(table.token(peer, row)));
   }, [&](int row) {
     const std::byte* const staged = call.staged_row(peer, row).in(common.local);
     return params.format.bytes(
@@ -304,7 +304,7 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   // done with. With two calls in flight the next one may be what waits for room: so receive parts without announcements
   // are acknowledged when all is done.
   if (is_middle_thread()) {
-    shared.words->meaning = params.call_shape ^ static_cast<std::uint32_t>(load_stream(params.table().epoch()));
+    shared.words->meaning = params.call_shape ^ static_cast<std::uint32_t>(load_weak(params.table().epoch()));
   }
   shared.begin<LowLatencyKind::combine>(common, params.phase);
   const CallWords::Epochs epochs = shared.words->epochs;

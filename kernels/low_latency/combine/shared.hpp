@@ -251,10 +251,10 @@ struct RowPusher {
     while (shares && params.expert_rows << (sharing + 1) <= step() && 1 << sharing < params.num_topk) ++sharing;
     first = load_row(first_item() >> sharing);
     const int ranks = params.common.num_ranks;
-    most = lane_index() < ranks ? load_stream(params.table().rows(lane_index())) : 0;  // nothing waits for it yet
+    most = lane_index() < ranks ? load_weak(params.table().rows(lane_index())) : 0;  // nothing waits for it yet
 #pragma unroll 1
     for (int source = lane_index() + kWarpSize; source < ranks; source += kWarpSize) {
-      const std::int32_t rows = load_stream(params.table().rows(source));
+      const std::int32_t rows = load_weak(params.table().rows(source));
       most = rows > most ? rows : most;
     }
   }
@@ -302,11 +302,11 @@ struct RowPusher {
     if (row.index >= params.max_tokens) return row;
     // The sources take turns in a different order each time: otherwise a group could always meet the same one.
     row.source = (item + row.index + params.common.rank) % ranks;
-    row.rows = load_stream(params.table().rows(row.source));
-    row.token = load_stream(params.table().token(row.source, row.index));
+    row.rows = load_weak(params.table().rows(row.source));
+    row.token = load_weak(params.table().token(row.source, row.index));
     row.position = -1;
     if (lane_index() < params.num_topk) {
-      row.position = load_stream(params.table().position(row.source, row.index, lane_index()));
+      row.position = load_weak(params.table().position(row.source, row.index, lane_index()));
     }
     return row;
   }

@@ -253,7 +253,8 @@ struct DispatchReceiver {
     for (bool first_batch = true;; first_batch = false) {
       if (!wait_until<WholeWarp>(call(), row_of(source), all_there)) return;
       // Few rows: all warps of the block share this one, and some lines of it have come, so the others come, too.
-      if (!kRdma && last && params.warps_per_row == block_warps()) block::let_next_kernel_start();
+      const bool alone = last && params.warps_per_row == block_warps();
+      if (!kRdma && alone && params.common.lets_next_start) block::let_next_kernel_start();
 
       // 2. Where the row goes.
       if (first_batch && relays) {

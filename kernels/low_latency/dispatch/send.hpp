@@ -39,14 +39,16 @@ DEEP_EP_DEVICE std::uint32_t header_word(const Cell& head, int word) {
   return static_cast<std::uint32_t>(at % 8 == 0 ? both : both >> 32);
 }
 
-/// The largest magnitude of the channels of so many neighbouring lanes. Bits of bfloat16 have the same order as the
-/// numbers, and NaN is above all.
+/// The largest magnitude of the channels of so many neighbouring lanes: of the finite ones (0 where there are none), or
+/// of all, infinity and above it NaN included.
 template <int kLanes>
-DEEP_EP_DEVICE float largest_magnitude(const Vec16& value) {
+DEEP_EP_DEVICE float largest_magnitude(const Vec16& value, bool finite) {
+  const std::uint32_t raised = finite ? kBf16RaisesFinite : 0;
   std::uint32_t amax = 0;
   for (int i = 0; i < 4; ++i) {
-    const std::uint32_t low = value.word[i] & 0x7fffu;
-    const std::uint32_t high = value.word[i] >> 16 & 0x7fffu;
+    const std::uint32_t pair = bf16_magnitudes(value.word[i], raised);
+    const std::uint32_t low = pair & 0xffffu;
+    const std::uint32_t high = pair >> 16;
     amax = low > amax ? low : amax;
     amax = high > amax ? high : amax;
   }
@@ -54,7 +56,7 @@ DEEP_EP_DEVICE float largest_magnitude(const Vec16& value) {
     const std::uint32_t other = warp::shuffle_xor(amax, distance);
     amax = other > amax ? other : amax;
   }
-  return bf16_low(amax);
+  return bf16_low(amax < raised ? 0 : amax - raised);
 }
 
 /// The eight channels, each as `scaled` makes it, as float8_e4m3, the first in the lowest byte.
@@ -199,8 +201,10 @@ struct DispatchSender {
   }
   DEEP_EP_DEVICE void write_fp8(int at, const Vec16& value) const {
     constexpr int kLanes = kScaleChannels / kVectorChannels;
-    const float amax = largest_magnitude<kLanes>(value);
-    const Fp8Scale scale = fp8_scale(amax, row.format != LowLatencyFormat::fp8);
+    const bool power_of_two =
+        row.format == LowLatencyFormat::fp8_round_scale || row.format == LowLatencyFormat::fp8_ue8m0;
+    const float amax = largest_magnitude<kLanes>(value, power_of_two);
+    const Fp8Scale scale = fp8_scale(amax, power_of_two);
     if (at >= vectors()) return;
     float inverse = scale.inverse;
     if (row.format == LowLatencyFormat::fp8_aligned) {
@@ -213,7 +217,7 @@ struct DispatchSender {
   }
   DEEP_EP_DEVICE void write_nvfp4(int at, const Vec16& value) const {
     constexpr int kLanes = kNvfp4ScaleChannels / kVectorChannels;
-    const float amax = largest_magnitude<kLanes>(value);
+    const float amax = largest_magnitude<kLanes>(value, false);
     if (at >= vectors()) return;
     const Nvfp4Scale scale = nvfp4_scale(amax, global_scale);
     std::uint32_t codes = 0;

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from .. import _native
 from ..errors import WrongUse
+from ..exchanges import bootstrap_of, device_of, rank_and_size
 from .nvlink import check_nvlink_connections as check_nvlink_connections
 
 _seeds = [0, 0]  # of all ranks, of this one
@@ -83,12 +84,9 @@ def get_physical_domain_size(group: Any) -> Tuple[int, int]:
     """Of a group, which is collective, or of a buffer: (nodes, ranks of each), where ranks of a node reach each other's memory."""
     if hasattr(group, "get_physical_domain_size"):
         return group.get_physical_domain_size()
-    from ..buffer import Buffer
-
-    buffer = Buffer(group, explicitly_destroy=True)  # a small one tells
-    nodes, ranks = buffer._num_nodes, buffer.group_size
-    buffer.destroy()
-    return nodes, ranks // nodes
+    device = device_of(group)
+    nodes = _native.count_nodes(bootstrap_of(group), -1 if device.index is None else device.index)
+    return nodes, rank_and_size(group)[1] // nodes
 
 
 def get_logical_domain_size(group: Any, allow_hybrid_mode: Optional[bool] = True) -> Tuple[int, int]:

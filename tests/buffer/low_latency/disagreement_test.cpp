@@ -40,7 +40,7 @@ TEST_P(LowLatencyDisagreementTest, OnArgumentsOfDispatch) {
           if (odd && !format) arguments.num_experts = 9;
           buffer.low_latency_dispatch(arguments, rank.call());
         },
-        {"low_latency_dispatch", format ? "rows' format" : "num_experts"});
+        {"low_latency_dispatch", format ? "rows' format is fp8" : "num_experts is", "rank 1"});
   }
 }
 

@@ -39,6 +39,25 @@ TEST_P(LowLatencyDispatchTest, EveryFormat) {
   run_all(cluster(2), shapes);
 }
 
+/// Beside numbers of every size, in blocks with and without finite ones.
+TEST_P(LowLatencyDispatchTest, NonFiniteChannelsUnderPowersOfTwo) {
+  std::vector<LowLatencyCase> cases;
+  for (const RowFormat format : {RowFormat::fp8_rounded, RowFormat::fp8_ue8m0}) {
+    LowLatencyCaseShape shape = equal_shape(2, 5);
+    shape.hidden = 1024;
+    shape.format = format;
+    LowLatencyCase& one = cases.emplace_back(make_low_latency_case(shape));
+    for (std::vector<std::uint16_t>& x : one.x) {
+      static constexpr std::uint16_t kKinds[] = {0x7fc0, 0xff81, 0x7f80, 0xff80};  // NaN, -NaN, infinity, -infinity
+      for (std::size_t block = 0; block < x.size() / 128; ++block) {
+        for (std::size_t i = 0; i < 128; i += block % 9 == 8 ? 1 : 37) x[128 * block + i] = kKinds[(block + i) % 4];
+        if (block % 9 == 7) x[128 * block + 1] = 0x7f7f;  // the largest finite number
+      }
+    }
+  }
+  run_dispatches(cluster(2), cases, {0});
+}
+
 TEST_P(LowLatencyDispatchTest, EveryRouting) {
   std::vector<LowLatencyCaseShape> shapes;
   for (const Routing routing : oracle::kRoutings) {

@@ -1,11 +1,15 @@
 // Receive hooks of low-latency dispatch: late, in any order, two at once, never.
 #include <gtest/gtest.h>
 
+#include <sys/wait.h>
+
 #include <functional>
+#include <thread>
 
 #include "tests/cluster/fixture.hpp"
 #include "tests/cluster/low_latency_case.hpp"
 #include "tests/cluster/recording_executor.hpp"
+#include "tests/support/child_process.hpp"
 
 namespace deep_ep::test {
 namespace {
@@ -81,6 +85,68 @@ TEST_P(LowLatencyHooksTest, AnOwnerMayCallAnotherHookAtItsEnd) {
     check_low_latency_dispatch(rank, cases_[1], b);
     check_low_latency_dispatch(rank, cases_[2],
                                buffer.low_latency_dispatch(upload_arguments(rank, cases_[2]), rank.call()));
+  });
+}
+
+/// The hook's own memory is the last owner of the buffer.
+TEST_P(LowLatencyHooksTest, MayOwnTheBuffer) {
+  run_cluster(cluster(2), [&](Rank& rank) {
+    auto buffer = std::make_shared<Buffer>(rank.bootstrap(), rank.executor(), options());
+    const std::weak_ptr<Buffer> watched = buffer;
+    LowLatencyDispatchArguments arguments = with_hook(upload_arguments(rank, cases_[0]));
+    arguments.owner = buffer;
+    const auto result = buffer->low_latency_dispatch(arguments, rank.call());
+    arguments.owner.reset();
+    buffer.reset();
+    require(!watched.expired(), "the hook owns the buffer");
+    result.hook();
+    require(watched.expired(), "the hook has let go of the buffer");
+    check_low_latency_dispatch(rank, cases_[0], result);
+    require_throws<UseAfterDestroy>([&] { result.hook(); }, {"hook"}, "a hook after the buffer");
+  });
+}
+
+/// Then the buffer may end, too.
+TEST_P(LowLatencyHooksTest, WhatAHookHoldsEndsBehindItsCall) {
+  run_with_buffers(cluster(2), options(), [&](Rank& rank, Buffer& buffer) {
+    std::string refusal = "the owner has not ended";
+    LowLatencyDispatchArguments arguments = with_hook(upload_arguments(rank, cases_[0]));
+    arguments.owner = {static_cast<void*>(nullptr), [&](void*) {
+                         std::thread([&] {
+                           try {
+                             buffer.check(false);
+                             refusal.clear();
+                           } catch (const Error& error) {
+                             refusal = error.what();
+                           }
+                         }).join();
+                       }};
+    const auto result = buffer.low_latency_dispatch(arguments, rank.call());
+    arguments.owner.reset();
+    result.hook();
+    require(refusal.empty(), refusal);
+    check_low_latency_dispatch(rank, cases_[0], result);
+  });
+}
+
+TEST_P(LowLatencyHooksTest, AreTheParentsInAForkedChild) {
+  if (under_thread_sanitizer()) GTEST_SKIP() << "ThreadSanitizer ends a forked child with threads";
+  run_with_buffers(cluster(2), options(), [&](Rank& rank, Buffer& buffer) {
+    const auto result = send(rank, buffer, cases_[0]);
+    const pid_t child = fork_child();
+    if (child == 0) {
+      try {
+        result.hook();
+      } catch (const Error& error) {
+        ::_exit(std::string(error.what()).find("in a child forked after the buffer was made") != std::string::npos ? 0
+                                                                                                                   : 2);
+      }
+      ::_exit(1);
+    }
+    int status = -1;
+    require(::waitpid(child, &status, 0) == child && status == 0, "a hook in a forked child is refused");
+    result.hook();
+    check_low_latency_dispatch(rank, cases_[0], result);
   });
 }
 

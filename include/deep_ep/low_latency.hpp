@@ -71,7 +71,7 @@ struct LowLatencyDispatchArguments {
   /// all ranks reach each other by NVLink and the buffer has no masking. Then combine announces no selections, and with
   /// hooks it sends one sum for each rank and token, and waits for no late rank to send. Otherwise they have no effect.
   /// These combines must have the same topk_idx and these weights: with others this call and later ones may have wrong
-  /// results, or end in TimeoutError. Given on all ranks or on none.
+  /// results, or end in RankMismatch or TimeoutError. Given on all ranks or on none.
   std::optional<ConstTensorView> combine_weights = {};
   /// [L] int32: each entry grows by the number of rows that the expert received.
   std::optional<TensorView> cumulative_local_expert_recv_stats = {};
@@ -131,7 +131,7 @@ struct LowLatencyCombineArguments {
   /// [T, K] int32 or int64 as dispatched; a selection that is no expert any more adds nothing. RankMismatch if one
   /// names another expert (TimeoutError, which names its rank, if that rank got no row of the token).
   ConstTensorView topk_idx = {};
-  ConstTensorView topk_weights = {};         ///< [T, K] float32: factors of the rows
+  ConstTensorView topk_weights = {};         ///< [T, K] float32: factors of the rows, those of the dispatch if it had any
   const LowLatencyHandle* handle = nullptr;  ///< of the dispatch, for any number of combines; read during the call only
   /// [T, H] bfloat16, aligned to 16 bytes: the result's memory. None: new memory.
   std::optional<TensorView> out = {};
@@ -147,10 +147,11 @@ struct LowLatencyCombineArguments {
 
 /// The result of Buffer::low_latency_combine, as LowLatencyDispatchResult.
 struct LowLatencyCombineResult {
-  /// [T, H] bfloat16; with `out`, a tensor over that memory, which stays the caller's. Each rank adds its experts' rows
-  /// in fp32, in the order of selections, and rounds; the owner adds the ranks' sums in fp32, in rank order, and rounds
-  /// again. With hooks, within a node, without masking and without combine_weights, the owner may add all rows itself,
-  /// in fp32 and in the order of selections, and round once. The same inputs give the same bits.
+  /// [T, H] bfloat16; with `out`, a tensor over that memory, which stays the caller's. All is added in fp32: the rows
+  /// of a rank times their weights from zero on, in the order of selections, by fused multiply-adds; the ranks of a node
+  /// from zero on, ascending; then the nodes, ascending. A sum of several rows of a rank, or, if there are several
+  /// nodes, of a node, keeps the bits that LowLatencyOptions::sums says, and the last one is rounded. The same inputs
+  /// give the same bits, with and without hooks and combine_weights, over every transport.
   Tensor combined_x = {};
   EventHandle event = {};           ///< set with async_finish
   std::function<void()> hook = {};  ///< set with return_recv_hook

@@ -413,7 +413,8 @@ class Buffer(NativeOwner):
             align_fp8_quantization: cast as the per-token-group quantisers of SGLang and Megatron do, bit for bit: true
                 divisions, amax at least 1e-10. Only with ``use_fp8`` and without ``round_scale``; else without effect.
             combine_weights: ``[T, K]`` float32: the ``topk_weights`` of all combines with this handle, whose ``topk_idx``
-                is this one, too (otherwise their results are undefined). Combine may take less time then.
+                is this one, too (otherwise their results are undefined). Combine may take less time then. It still
+                needs them, for ranks that have one row of a token.
 
         Returns:
             The rows ``[L, R * M, H]``: bfloat16, or (``float8_e4m3fn``, scales), scales float32 ``[L, R * M, H / 128]``
@@ -504,10 +505,9 @@ class Buffer(NativeOwner):
                 32 SMs at most.
 
         Returns:
-            ``combined_x`` ``[T, H]`` bfloat16: each rank adds in float32, selections ascending, and rounds; this rank
-            adds those parts in float32, ranks ascending, and rounds. With ``return_recv_hook``, within a node, this rank
-            adds all rows in float32, selections ascending, and rounds once (docs/explanation/low-latency.md says when).
-            Bitwise reproducible. The event; the hook or ``None``.
+            ``combined_x`` ``[T, H]`` bfloat16: each rank adds in float32, selections ascending; this rank adds those parts
+            in float32, ranks ascending, and rounds (docs/reference/sums.md has the details). The same bits with and without
+            hooks and ``combine_weights``, over every transport. The event; the hook or ``None``.
         """
         overlapping: Any = None
         if overlap:

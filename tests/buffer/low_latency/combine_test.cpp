@@ -62,6 +62,60 @@ TEST_P(LowLatencyCombineTest, SelectionsThatHaveGone) {
   run_combines(cluster(3), {3, 0}, cases);
 }
 
+/// All bits that travel count, whatever way rows take.
+TEST_P(LowLatencyCombineTest, SumsOfEveryKind) {
+  constexpr std::pair<LowLatencySums, int> kKinds[] = {
+      {LowLatencySums::fp24, 24}, {LowLatencySums::fp32, 32}, {LowLatencySums::bf16, 16}};
+  for (const auto& [sums, bits] : kKinds) {
+    auto one = make_low_latency_combine_case(
+        {.tokens = {6, 5, 0, 7}, .max_tokens = 7, .hidden = 1152, .local_experts = 2, .topk = 5});
+    one.options.sum_bits = bits;
+    const Combined expected = one.expected(ranks_per_node_of(GetParam().topology, 4));
+    BufferOptions options = low_latency_options(4, 7, 1152);
+    options.low_latency.sums = sums;
+    options.low_latency.bytes *= 2;
+    run_with_buffers(cluster(4), options, [&](Rank& rank, Buffer& buffer) {
+      for (const bool weights : {false, true}) {
+        const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one, weights);
+        for (const bool hook : {false, true}) {
+          const auto arguments = with_hook(upload_combine(rank, one, handle), hook);
+          const auto result = received(buffer.low_latency_combine(arguments, rank.call()));
+          check_low_latency_combine(rank, one, expected, result.combined_x.view());
+        }
+      }
+    });
+  }
+}
+
+/// A NaN stays alone, an infinity keeps its sign, whatever travels of a sum.
+TEST_P(LowLatencyCombineTest, ChannelsThatAreNotFinite) {
+  auto one = make_low_latency_combine_case(
+      {.tokens = {2, 3}, .max_tokens = 3, .hidden = 128, .local_experts = 2, .topk = 4});
+  for (auto& input : one.inputs) {
+    std::ranges::fill(input.selection.weights, 1.0f);
+    for (std::size_t i = 0; i < input.x.size(); i += 8) {
+      input.x[i] = 0x7fff;      // NaN
+      input.x[i + 1] = 0x7f80;  // infinity
+      input.x[i + 2] = 0xff80;
+    }
+  }
+  run_with_buffers(cluster(2), low_latency_options(2, 3, 128), [&](Rank& rank, Buffer& buffer) {
+    const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
+    for (const bool hook : {false, true}) {
+      const auto arguments = with_hook(upload_combine(rank, one, handle), hook);
+      const auto result = received(buffer.low_latency_combine(arguments, rank.call()));
+      const auto seen = rank.download<std::uint16_t>(result.combined_x.view());
+      for (std::size_t i = 0; i < seen.size(); ++i) {
+        const bool finite = (seen[i] & 0x7f80) != 0x7f80;
+        require(finite == (i % 8 > 2), "channel " + std::to_string(i) + " is " + std::to_string(seen[i]));
+        if (i % 8 == 0) require((seen[i] & 0x7f) != 0, "a NaN");
+        if (i % 8 == 1) require(seen[i] == 0x7f80, "an infinity");
+        if (i % 8 == 2) require(seen[i] == 0xff80, "a negative infinity");
+      }
+    }
+  });
+}
+
 /// A large term that another one cancels takes the small one along, unless that is added last.
 TEST_P(LowLatencyCombineTest, RowsAreAddedInTheOrderOfTheRanks) {
   auto one = make_low_latency_combine_case(

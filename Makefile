@@ -1,23 +1,22 @@
 # A thin front: everything is CMake presets and scripts/.
 #
 #   make demo [INPUT=file]   a Mixture-of-Experts layer on 8 ranks (GPUs, else CPU), checked against the reference
-#   make test [PRESETS=...]  the quick tests, also under AddressSanitizer, UBSan and ThreadSanitizer
-#   make test-all [PRESETS=...]  lint, and every test: all of ThreadSanitizer, RoCE in emulated machines, the wheel, 1,000 faults
-#   make smoke               a part of the tests of every program, under a minute after a build
+#   make test [T='Dispatch*']  the plain C++ and Python tests, or those of these names
+#   make check               sanitizers, GPU code, clang-tidy and the other gates of sources; with `make test`, what CI runs
+#   make test-all            every test: all of the sanitizers, RoCE in emulated machines, the wheel, 1,000 faults
 #   make bench               how fast dispatch and combine are here
 #   make wheel               build/wheels: the Python package, to be installed on other machines, and its sources
 #   make docs                build/docs/html: these pages and the reference of C++ and Python
-#   make format | lint       clang-format over the sources | check that, and clang-tidy over the library
+#   make format | lint       clang-format over the sources | check that, and clang-tidy over what has changed
 #   make clean
 
 # Where there are GPUs and a compiler for them, they are used.
 GPU := $(shell nvidia-smi -L 2>/dev/null | grep -q GPU && scripts/cuda_environment >/dev/null 2>&1 && echo yes)
 PRESET := $(if $(GPU),cuda,host)
-PRESETS ?= host python asan tsan $(if $(GPU)$(filter test-all,$(MAKECMDGOALS)),cuda)
 quoted = '$(subst ','\'',$(1))'
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all smoke bench wheel docs format lint clean
+.PHONY: help demo test check test-all bench wheel docs format lint clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -33,15 +32,13 @@ demo: build/$(PRESET)/bin/deep_ep
 	@build/$(PRESET)/bin/deep_ep demo --input $(call quoted,$(or $(INPUT),README.md))
 
 test:
-	@DEEP_EP_UNITY_PROGRAMS=1 scripts/test --quick $(PRESETS)
+	@scripts/test $(if $(T),--names $(call quoted,$(T)),--quick python host)
 
-test-all: lint
-	@scripts/test $(PRESETS)
+check:
+	@scripts/test --quick asan tsan cuda gates rxe
 
-smoke:
-	@scripts/setup
-	@scripts/build host
-	@ctest --preset host --label-regex smoke --parallel $$(nproc)
+test-all:
+	@scripts/test python host asan tsan cuda gates rxe
 
 bench: build/$(PRESET)/bin/deep_ep
 	@build/$(PRESET)/bin/deep_ep bench intranode
@@ -67,7 +64,7 @@ format:
 lint:
 	@scripts/setup --lint
 	@scripts/format --check
-	@scripts/tidy
+	@scripts/tidy --changed
 
 clean:
 	@rm -rf build

@@ -19,10 +19,6 @@ set(DEEP_EP_CUDA_ARCHITECTURES "" CACHE STRING "Compile for these GPUs alone, in
 if(choose_architectures AND DEEP_EP_CUDA_ARCHITECTURES)
   set(CMAKE_CUDA_ARCHITECTURES ${DEEP_EP_CUDA_ARCHITECTURES})
 elseif(choose_architectures)
-  if(DEEP_EP_UNITY_PROGRAMS)
-    # In CI nobody loads PTX, and no kernel has code for it that sm_90a has not.
-    list(REMOVE_ITEM architectures 90-virtual)
-  endif()
   set(CMAKE_CUDA_ARCHITECTURES ${architectures})
 endif()
 # CMake 3.25.1 does not know yet that nvcc 12 and later speak C++20.

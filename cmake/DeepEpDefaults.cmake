@@ -48,7 +48,7 @@ elseif(NOT DEEP_EP_SANITIZER STREQUAL "")
 endif()
 # Code of tests is compiled for longer than it runs; with AddressSanitizer -Og takes a third less than -O1.
 set(DEEP_EP_QUICK_FLAGS $<$<CONFIG:RelWithDebInfo>:$<IF:$<STREQUAL:${DEEP_EP_SANITIZER},address>,-Og,-O1>>)
-if(DEEP_EP_SANITIZER OR DEEP_EP_UNITY_PROGRAMS)
+if(DEEP_EP_SANITIZER)
   # In builds for tests so are all programs.
   list(APPEND DEEP_EP_PROGRAM_FLAGS ${DEEP_EP_QUICK_FLAGS})
 endif()

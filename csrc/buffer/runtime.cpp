@@ -147,7 +147,7 @@ std::string Runtime::describe() const {
 std::string Runtime::describe_health() const {
   if (connections_.empty()) return {};
   const std::string normal = connections(BufferPlan::kNormalMode).health();
-  const std::string of_low_latency = connections(BufferPlan::kLowLatency).health();
+  std::string of_low_latency = connections(BufferPlan::kLowLatency).health();
   if (normal.empty() || normal == of_low_latency) return of_low_latency;
   return of_low_latency.empty() ? normal : fmt::format("{}. Low-latency calls: {}", normal, of_low_latency);
 }

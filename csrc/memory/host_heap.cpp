@@ -59,7 +59,7 @@ class HostHeapMemory final : public HeapMemory {
         static_cast<const UniqueFd*>(memory.get())->get());
   }
   void detach(std::byte* at, std::size_t bytes) const noexcept override {
-    ::mmap(at, bytes, PROT_READ, kNoMemory | MAP_FIXED, -1, 0);
+    static_cast<void>(::mmap(at, bytes, PROT_READ, kNoMemory | MAP_FIXED, -1, 0));
   }
 
  private:

@@ -269,7 +269,7 @@ Value Reader::value(std::string_view variable, const std::function<void(const Va
   for (const std::string_view name : asked.names) {
     const auto said = source(name);
     if (!said) continue;
-    const Value value{is_own(name) ? *said : std::string(in_own_words(asked, name, *said)), name};
+    Value value{is_own(name) ? *said : std::string(in_own_words(asked, name, *said)), name};
     if (value.text.empty()) continue;
     try {
       judge(value);

@@ -24,7 +24,7 @@ constexpr std::size_t kMostText = std::size_t{8} << 20;
 /// machine that reads it.
 std::optional<fs::path> follow(const fs::path& prefix, const fs::path& path, int& links) {
   if (!path.has_relative_path()) return "/";
-  const auto folder = follow(prefix, path.parent_path(), links);
+  auto folder = follow(prefix, path.parent_path(), links);
   const fs::path part = path.filename();
   if (!folder || part.empty() || part == ".") return folder;
   if (part == "..") return folder->parent_path();

@@ -3,10 +3,9 @@
 
 #include <netinet/in.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
-#include <atomic>
 #include <cstdint>
+#include <stdexcept>
 
 #include "csrc/support/unique_fd.hpp"
 
@@ -20,15 +19,19 @@ inline sockaddr_in loopback(std::uint16_t port) {
   return address;
 }
 
-/// One that nobody listens on, and that no outgoing call of this machine gets: those are from 32768 on.
+/// A port that the system gives to no other program until this one ends: a socket stays bound to it. A listener that
+/// sets SO_REUSEADDR can use it.
 inline std::uint16_t free_port() {
-  static std::atomic<int> next = 0;
-  for (;;) {
-    const auto port = static_cast<std::uint16_t>(10000 + (static_cast<int>(::getpid()) * 37 + 7 * next++) % 20000);
-    const UniqueFd socket(::socket(AF_INET, SOCK_STREAM, 0));
-    const sockaddr_in address = loopback(port);
-    if (::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) return port;
+  const UniqueFd& socket = *new UniqueFd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const int yes = 1;
+  sockaddr_in address = loopback(0);
+  socklen_t size = sizeof address;
+  if (::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) != 0 ||
+      ::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), size) != 0 ||
+      ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0) {
+    throw std::runtime_error("no port is free");
   }
+  return ntohs(address.sin_port);
 }
 
 }  // namespace deep_ep::test

@@ -77,6 +77,8 @@ TEST(SocketBootstrap, ACallThatMeetsItselfIsNoAnswer) {
   const std::uint16_t port = free_port();
   const sockaddr_in address = loopback(port);
   const UniqueFd listener(::socket(AF_INET, SOCK_STREAM, 0));
+  const int yes = 1;
+  ASSERT_EQ(::setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes), 0);
   ASSERT_EQ(::bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
   ASSERT_EQ(::listen(listener.get(), 8), 0);
   const auto errors = run_threads(2, [&](int rank) {

@@ -6,8 +6,10 @@
 #include <functional>
 #include <thread>
 
+#include "csrc/support/deadline.hpp"
 #include "tests/cluster/fixture.hpp"
 #include "tests/cluster/low_latency_case.hpp"
+#include "tests/support/time_scale.hpp"
 
 namespace deep_ep::test {
 namespace {
@@ -62,8 +64,15 @@ TEST_P(InterruptTest, ScopesLieInOneAnother) {
     std::this_thread::sleep_for(std::chrono::milliseconds(200));  // not every question is passed on
     EXPECT_FALSE(InterruptScope::wanted());
   }
-  EXPECT_TRUE(InterruptScope::wanted());
-  EXPECT_FALSE(InterruptScope::wanted()) << "only a moment later";
+  // Again where the machine takes too long between the two, or the question before was less than 100 ms ago.
+  for (const Deadline deadline(patience());;) {
+    ASSERT_FALSE(deadline.expired()) << "no question is passed on, or the machine stands still";
+    const auto begin = std::chrono::steady_clock::now();
+    const bool first = InterruptScope::wanted(), second = InterruptScope::wanted();
+    if (!first || std::chrono::steady_clock::now() - begin > std::chrono::milliseconds(50)) continue;
+    EXPECT_FALSE(second) << "only a moment later";
+    break;
+  }
 }
 
 }  // namespace

@@ -2,13 +2,18 @@
 this machine, two ranks each."""
 
 import os
+import pathlib
 import subprocess
+import sys
 import unittest
 
 from support import DEPLOY, main, render, tool
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from held_ports import held_ports  # noqa: E402
 
-def pods(more):
+
+def pods(more, port):
     """What each pod is started with."""
     documents = render(DEPLOY / "k8s/overlays/hostnetwork")
     [job] = [d for d in documents if d["kind"] == "Job" and d["metadata"]["name"] == "deep-ep-internode"]
@@ -16,7 +21,7 @@ def pods(more):
     command = [tool() if word.endswith("/bin/deep_ep") else word for word in container["command"]]
     command[command.index("--spawn") + 1] = "2"
     variables = {item["name"]: item["value"] for item in container["env"] if "value" in item}
-    variables.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(20000 + os.getpid() % 10000))
+    variables.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "OMPI_", "PMI_"))}
     for index in range(job["spec"]["completions"]):
         yield command + more, {**clean, **variables, "RANK": str(index)}
@@ -24,11 +29,12 @@ def pods(more):
 
 class Job(unittest.TestCase):
     def start(self, *more):
-        running = [
-            subprocess.Popen(command, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-            for command, variables in pods(list(more))
-        ]
-        texts = [one.communicate(timeout=280)[0] for one in running]
+        with held_ports() as port:
+            running = [
+                subprocess.Popen(command, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+                for command, variables in pods(list(more), port)
+            ]
+            texts = [one.communicate(timeout=280)[0] for one in running]
         return [one.returncode for one in running], texts
 
     def test_it_runs(self):

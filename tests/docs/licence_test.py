@@ -15,7 +15,7 @@ class Licence(unittest.TestCase):
         for file in files:
             with self.subTest(file.relative_to(ROOT)):
                 head = re.split(r"^(?:#include|import|from) ", file.read_text(), maxsplit=1, flags=re.M)[0]
-                self.assertRegex(head, r"(?m)^(?://|#) SPDX-License-Identifier: MIT$")
+                self.assertRegex(head, r"(?m)^(?://|#) SPDX-License-" r"Identifier: MIT$")  # in two, as `reuse lint` reads it
 
     def test_the_text_is_the_one_that_is_named(self):
         self.assertTrue((ROOT / "LICENSE").read_text().startswith("MIT License"))

@@ -37,7 +37,7 @@ def check_handle(case, want, result, alignment, most, cpu_sync, expand):
     assert rows.size(0) == (handle.num_expanded_tokens if expand else handle.num_recv_tokens)
     aligned = [reference.align(count, alignment) for count in want.counts]
     assert handle.num_recv_tokens_per_expert_list == (aligned if cpu_sync else [])
-    psum = [sum(aligned[: l + 1]) for l in range(experts)]
+    psum = [sum(aligned[: expert + 1]) for expert in range(experts)]
     if expand:
         psum = [start + count for start, count in zip(want.starts, want.counts)]
     for name, values in (

@@ -121,21 +121,32 @@ def test_other_threads_run_while_a_call_waits():
 
 
 def test_a_buffer_is_not_destroyed_under_a_call():
-    case = make_case([10, 10])
     comm = Threads(2)
-    calls, refusal = threading.Event(), threading.Event()
+    in_call, refusal = threading.Event(), threading.Event()
     buffers = {}
 
     def work(rank):
         if rank == 2:
-            calls.wait()
-            time.sleep(2)  # rank 0 waits for rank 1 in its call by now
+            assert in_call.wait(scaled(60))
             with pytest.raises(RuntimeError, match="in use by another thread"):
                 buffers[0].destroy()
             assert buffers[0].runtime is not None
             return refusal.set()
-        buffer = buffers[rank] = Buffer(None, 1 << 22, comm=comm.rank(rank), explicitly_destroy=True)
-        calls.set() if rank == 0 else refusal.wait(scaled(60))
+        ranks = comm.rank(rank)
+        gather = ranks.allgather
+
+        def allgather(value):
+            if rank == 0 and rank in buffers:  # its call asks for what rank 1 gives once the refusal has come
+                in_call.set()
+            return gather(value)
+
+        ranks.allgather = allgather
+        buffer = Buffer(None, 1 << 22, comm=ranks, explicitly_destroy=True)
+        buffers[rank] = buffer
+        assert rank == 0 or refusal.wait(scaled(60))
+        buffer.suspend()
+        buffer.resume()
+        case = make_case([10, 10])
         check_received(send(buffer, case), reference.dispatched(case, rank), rank)
         buffer.destroy()
         assert buffer.runtime is None

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced in the emulated machine: limits of time, as long as the host makes them.
 
 # Such a machine boots in 3 to 4 s on a host with nothing else to do. One that took longer is slower at all else, too; a

@@ -1,3 +1,4 @@
+# shellcheck shell=bash disable=SC2034
 # Sourced in the emulated machine: makes RDMA devices out of network interfaces.
 
 # wait_for_gid DEVICE: the kernel fills in the address a moment after the device appears.

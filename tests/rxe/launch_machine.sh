@@ -17,6 +17,7 @@ wrong() {
 
 for bench in "internode --nodes 2 --cached-only --tokens 24 --iterations 2" "low-latency --dtype bf16 --tokens 4 --iterations 1 --warmup 0"; do
   read -r -a words <<<"$bench"
+  # shellcheck disable=SC2154 # guest_limit.sh sets it
   timeout $((80 * time_factor)) "$tool" bench "${words[@]}" --device cpu --experts 8 --topk 3 --hidden 256 --spawn 2 --check \
     >/tmp/launch.out 2>&1 || wrong "$bench: exit status $?"
   [ "$id" != 0 ] || grep -q '^Every checked result is ' /tmp/launch.out || wrong "$bench: nothing was checked"

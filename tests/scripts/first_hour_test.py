@@ -12,6 +12,9 @@ import sys
 import tempfile
 import unittest
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from held_ports import held_ports  # noqa: E402
+
 SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts/first_hour"
 TOOL = sys.argv.pop() if len(sys.argv) > 1 else None
 STAND_IN = r"""#!/bin/bash
@@ -106,13 +109,14 @@ class FirstHour(unittest.TestCase):
 
     @unittest.skipUnless(TOOL, "needs the command")
     def test_two_of_this_host(self):
-        port = 12000 + os.getpid() * 8 % 18000  # below those that the system gives to callers
         environment = {**os.environ, "DEEP_EP": TOOL, "DEEP_EP_RDMA_WIRE": "local"}
-        both = [
-            subprocess.Popen([SCRIPT, self.top / role[0], *role, "--quick", "--port", str(port)], env=environment, stdout=subprocess.PIPE, text=True)
-            for role in (["--listen"], ["--peer", "127.0.0.1"])
-        ]
-        for process, text in [(process, process.communicate()[0]) for process in both]:
+        with held_ports(10) as port:
+            both = [
+                subprocess.Popen([SCRIPT, self.top / role[0], *role, "--quick", "--port", str(port)], env=environment, stdout=subprocess.PIPE, text=True)
+                for role in (["--listen"], ["--peer", "127.0.0.1"])
+            ]
+            ended = [(process, process.communicate()[0]) for process in both]
+        for process, text in ended:
             self.assertEqual(process.returncode, 0, text)
             self.assertIn("0 of 9 steps failed", text)
             self.assertNotIn("skipped", text)

@@ -1,7 +1,7 @@
 # `deep_ep env`: what a shell makes of its scripts.
-deep_ep_add_tool_test(env_unknown_format STATUS 2 PATTERN "^deep_ep: --format[^\n]*toml[^\n]*\n$" TIMEOUT 10
+deep_ep_add_tool_test(env_unknown_format STATUS 2 PATTERN "^deep_ep: --format[^\n]*toml[^\n]*\n$"
                       ARGUMENTS env --format toml)
-deep_ep_add_tool_test(env_two_forms STATUS 2 PATTERN "^deep_ep: [^\n]*--json excludes --format[^\n]*\n$" TIMEOUT 10
+deep_ep_add_tool_test(env_two_forms STATUS 2 PATTERN "^deep_ep: [^\n]*--json excludes --format[^\n]*\n$"
                       ARGUMENTS env --format shell --json)
 # Sourced once, twice, and made again from what it set: the environment stays the same. A text keeps its odd characters.
 deep_ep_add_shell_test(env_sourced_twice "set -eu; d=$(mktemp -d); export DEEP_EP_LOG_FILE=\"it's \\$x\" NCCL_IB_TC=52

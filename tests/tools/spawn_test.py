@@ -11,7 +11,8 @@ import sys
 import time
 import unittest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "python"))
+sys.path[:0] = [str(pathlib.Path(__file__).resolve().parents[1] / folder) for folder in ("python", "support")]
+from held_ports import held_ports  # noqa: E402
 from time_scale import scaled  # noqa: E402
 
 TOOL = os.path.abspath(sys.argv[1])
@@ -57,10 +58,10 @@ class Spawn(unittest.TestCase):
         self.assertIn("\nEvery checked result is exact.\n", out)
 
     def test_ranks_of_two_hosts(self):
-        port = str(20000 + os.getpid() % 10000)
-        there = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        hosts = [start("internode", "--spawn=2", "--iterations", "2", RANK=str(node), **there) for node in range(2)]
-        (status, out, errors), (status_1, out_1, errors_1) = map(end, hosts)
+        with held_ports() as port:
+            there = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            hosts = [start("internode", "--spawn=2", "--iterations", "2", RANK=str(node), **there) for node in range(2)]
+            (status, out, errors), (status_1, out_1, errors_1) = map(end, hosts)
         self.assertEqual((status, status_1), (0, 0), errors + errors_1)
         self.assertIn("4 ranks (processes, TCP)", out)
         self.assertIn("\nEvery checked result is exact.\n", out)

@@ -55,7 +55,7 @@ TEST_F(Doctor, NamesThatNobodyReadsAreListedWithTheNearestThatIsRead) {
   variables_ = {{"DEEP_EP_TIMEOUT", "5"},
                 {"DEEP_EP_NIC_HANDLERS", ""},
                 {"DEEP_EP_TEST_SEED", "1"},
-                {"DEEP_EP_UNITY_PROGRAMS", "1"},
+                {"DEEP_EP_WHEEL", "1"},
                 {"DEEP", "1"}};
   EXPECT_EQ(complaints("variables"),
             "warning: DEEP_EP_NIC_HANDLERS is set, but there is no such variable\n"

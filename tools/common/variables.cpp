@@ -43,7 +43,7 @@ constexpr std::pair<std::string_view, void (*)(const Value&)> kTexts[] = {
 
 // Scripts of this repository hand these to each other, and to the tests.
 bool of_development(std::string_view name) {
-  constexpr std::string_view kNames[] = {"DEEP_EP_UNITY_PROGRAMS", "DEEP_EP_WHEEL", "DEEP_EP_MUTANT"};
+  constexpr std::string_view kNames[] = {"DEEP_EP_WHEEL", "DEEP_EP_MUTANT"};
   return name.starts_with("DEEP_EP_TEST_") || std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
 }
 

@@ -57,7 +57,7 @@ class DevxEnds final : public NicEnds {
 
   std::string health() const override {
     Device& device = *nic_.device;
-    const std::string of_rings = Ends::health();
+    std::string of_rings = Ends::health();
     if (device.has_failed() || device.port().state == IBV_PORT_ACTIVE) return of_rings;
     const char* const state = device.functions().port_state_str(device.port().state);
     return fmt::format("port {} is {}; {}", device.path().port, state, of_rings);

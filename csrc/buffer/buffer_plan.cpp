@@ -28,9 +28,8 @@ BufferPlan BufferPlan::make(const BufferOptions& asked, const NodeMembership& no
   const std::size_t tokens = layout.window_bytes / (kSmallestRow * static_cast<std::size_t>(num_ranks));
   layout.control = {plan.grid, options.max_local_experts,
                     static_cast<int>(std::clamp<std::size_t>(tokens, 2, kMostWindowTokens))};
-  layout.low_latency =
-      LowLatencyWindow::make(layout.low_latency_at(), options.low_latency.bytes, num_ranks, options.max_local_experts,
-                             rest_bits_of(options.low_latency.sums));
+  layout.low_latency = LowLatencyWindow::make(layout.low_latency_at(), options.low_latency.bytes, num_ranks,
+                                              options.max_local_experts, rest_bits_of(options.low_latency.sums));
   if (options.low_latency.bytes != 0 && layout.low_latency.slots == 0) {
     fail<InvalidArgument>(
         "low_latency.bytes is {}, which does not even hold a token of each of {} ranks: see "

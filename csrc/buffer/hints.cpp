@@ -39,7 +39,8 @@ std::size_t Buffer::low_latency_bytes_hint(int max_tokens, std::int64_t hidden, 
   check_range("num_experts", num_experts, 1, 1 << 20);
   // The largest rows: those of a dispatch in bfloat16, with as many selections as there may be.
   const std::size_t row_bytes = LowLatencyRow{static_cast<int>(hidden), kMaxTopk, LowLatencyFormat::bf16, true}.bytes();
-  // Of a combine, sums. Calls with hooks keep the rows of all sources together, one for each selection: room for so many.
+  // Of a combine, sums. Calls with hooks keep the rows of all sources together, one for each selection: room for so
+  // many.
   constexpr std::size_t kSelections = 8;
   const int rest_bits = rest_bits_of(sums_in_effect(LowLatencySums::automatic));
   const CombineRowFormat format{static_cast<int>(hidden), rest_bits};

@@ -108,8 +108,9 @@ constexpr std::array kVariables = {
     Variable{.names = {"DEEP_EP_LOW_LATENCY_SUMS"},
              .default_value = "fp24",
              .choices = "fp24|fp32|bf16",
-             .help = "low-latency combine: how a rank's sum of several rows of a token travels, unless the program sets "
-                     "it; equal on all ranks"},
+             .help =
+                 "low-latency combine: how a rank's sum of several rows of a token travels, unless the program sets "
+                 "it; equal on all ranks"},
     Variable{.names = {"DEEP_EP_LOW_LATENCY_LANES"},
              .default_value = "auto",
              .choices = "auto|1|2|4",

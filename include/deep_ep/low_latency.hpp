@@ -131,7 +131,7 @@ struct LowLatencyCombineArguments {
   /// [T, K] int32 or int64 as dispatched; a selection that is no expert any more adds nothing. RankMismatch if one
   /// names another expert (TimeoutError, which names its rank, if that rank got no row of the token).
   ConstTensorView topk_idx = {};
-  ConstTensorView topk_weights = {};         ///< [T, K] float32: factors of the rows, those of the dispatch if it had any
+  ConstTensorView topk_weights = {};  ///< [T, K] float32: factors of the rows, those of the dispatch if it had any
   const LowLatencyHandle* handle = nullptr;  ///< of the dispatch, for any number of combines; read during the call only
   /// [T, H] bfloat16, aligned to 16 bytes: the result's memory. None: new memory.
   std::optional<TensorView> out = {};
@@ -148,8 +148,8 @@ struct LowLatencyCombineArguments {
 /// The result of Buffer::low_latency_combine, as LowLatencyDispatchResult.
 struct LowLatencyCombineResult {
   /// [T, H] bfloat16; with `out`, a tensor over that memory, which stays the caller's. All is added in fp32: the rows
-  /// of a rank times their weights from zero on, in the order of selections, by fused multiply-adds; the ranks of a node
-  /// from zero on, ascending; then the nodes, ascending. A sum of several rows of a rank, or, if there are several
+  /// of a rank times their weights from zero on, in the order of selections, by fused multiply-adds; the ranks of a
+  /// node from zero on, ascending; then the nodes, ascending. A sum of several rows of a rank, or, if there are several
   /// nodes, of a node, keeps the bits that LowLatencyOptions::sums says, and the last one is rounded. The same inputs
   /// give the same bits, with and without hooks and combine_weights, over every transport.
   Tensor combined_x = {};

@@ -266,7 +266,8 @@ struct CombineRowFormat {
   // Kernels find the numbers that follow among their parameters: registers are scarce.
   int vectors = hidden / 8;
   std::uint32_t lines = tagged_lines(2 * static_cast<std::uint32_t>(hidden));  ///< without the rest
-  int line_groups = (static_cast<int>(lines) + device::kWarpLines - 1) / device::kWarpLines;   ///< of four lines: a warp's work at once
+  int line_groups = (static_cast<int>(lines) + device::kWarpLines - 1) /
+                    device::kWarpLines;  ///< of four lines: a warp's work at once
 
   /// In the window, with the rest or without it.
   DEEP_EP_HOST_DEVICE std::uint32_t bytes(bool rest) const {
@@ -291,8 +292,10 @@ struct CombineRowFormat {
     device::store_line(to + device::LineLane().byte_at(line), device::tagged_part(vector, line, tag), line < lines);
   }
   /// The same of the line with its rest, of which the lane has the part that it has of the line.
-  DEEP_EP_DEVICE void store_rest(std::byte* to, std::uint32_t line, const device::Vec16& vector, std::uint64_t tag) const {
-    device::store_line(to + device::LineLane().byte_at(rest_line(line)), device::tagged_part(vector, line, tag), line < lines);
+  DEEP_EP_DEVICE void store_rest(std::byte* to, std::uint32_t line, const device::Vec16& vector,
+                                 std::uint64_t tag) const {
+    device::store_line(to + device::LineLane().byte_at(rest_line(line)), device::tagged_part(vector, line, tag),
+                       line < lines);
   }
 };
 

@@ -67,12 +67,12 @@ struct LowLatencyParts {
 };
 
 struct LowLatencyWindow {
-  static constexpr std::size_t kBytesPerSlot = 8192;           ///< of the window, for each source: decides the slots
-  static constexpr int kMostWarpsPerRow = 16;                  ///< that share a row of combine, or by rails add one
+  static constexpr std::size_t kBytesPerSlot = 8192;  ///< of the window, for each source: decides the slots
+  static constexpr int kMostWarpsPerRow = 16;         ///< that share a row of combine, or by rails add one
 
-  std::size_t begin = 0;         ///< offset in the heap
-  std::uint32_t slots = 0;       ///< tokens that a rank may send in one call
-  std::size_t bytes = 0;         ///< 0: there is no window
+  std::size_t begin = 0;                            ///< offset in the heap
+  std::uint32_t slots = 0;                          ///< tokens that a rank may send in one call
+  std::size_t bytes = 0;                            ///< 0: there is no window
   std::size_t source_bytes[kLowLatencyKinds] = {};  ///< room for the rows of one source in one call
 
   // A part for each source.

@@ -29,7 +29,8 @@ namespace deep_ep::test {
 enum class Target : std::uint8_t { host, cuda };
 enum class Placement : std::uint8_t { threads, processes };
 /// How low-latency calls reach other ranks: all by NVLink, all by RDMA, or half of them (an odd number: all) by each,
-/// directly in two_nodes and by rails in rails, so neither is left to the model. A test may override this, and also how many ranks make a node.
+/// directly in two_nodes and by rails in rails, so neither is left to the model. A test may override this, and also how
+/// many ranks make a node.
 enum class Topology : std::uint8_t { one_node, only_rdma, two_nodes, rails };
 /// Ranks of a node, if there are several nodes; else 0.
 int ranks_per_node_of(Topology topology, int ranks);

@@ -22,8 +22,7 @@ bool goes_unreduced(const LowLatencyCombineArguments& arguments, const LowLatenc
   if (!arguments.return_recv_hook || setup.rdma() || setup.common.mask != nullptr) return false;
   if (arguments.handle->has_weights) return false;
   const std::size_t rows = static_cast<std::size_t>(params.max_tokens) * static_cast<std::size_t>(int{params.num_topk});
-  const std::size_t of_source =
-      params.common.window.source_bytes[static_cast<std::size_t>(LowLatencyKind::combine)];
+  const std::size_t of_source = params.common.window.source_bytes[static_cast<std::size_t>(LowLatencyKind::combine)];
   return rows * CombineRowFormat{params.hidden, 0}.bytes(false) <=
          of_source * static_cast<std::size_t>(int{params.common.num_ranks});
 }

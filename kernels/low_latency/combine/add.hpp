@@ -1,6 +1,6 @@
 // The owner's side of combine: the rows that a token's sum is made of are added in fp32 and rounded once.
 //
-//   in one launch   a rank's row: the sum of its experts' rows, or the only one of these, whose weight the owner applies
+//   in one launch   a rank's row: the sum of its experts' rows, or the only one, which the owner multiplies
 //   by rails        another node has one such row, which the owner's rail there adds up from those of its node
 //   unreduced       a row for each selection, as its expert left it
 //
@@ -39,7 +39,7 @@ static_assert(kMaxRanks <= 1 << (32 - CombinePieces::kRankShift));
 
 template <bool kRdma, bool kWeighted, bool kUnreduced>
 struct CombineAdder {
-  static constexpr int kTogether = 8;              ///< pieces that are polled at once, four lines of each
+  static constexpr int kTogether = 8;                  ///< pieces that are polled at once, four lines of each
   static constexpr bool kParts = kRdma || kUnreduced;  ///< parts are nodes, or ranks
   using Lines = LinePoller<kTogether>;
 
@@ -108,8 +108,8 @@ struct CombineAdder {
         rank = call.rail(call.node(rank), params.common.rank);
       }
     }
-    // 2. The selections of the same rank, and of the same part of the sum. A rank that sums sends one row, for which its
-    // first selection stands.
+    // 2. The selections of the same rank, and of the same part of the sum. A rank that sums sends one row, for which
+    // its first selection stands.
     const bool valid = rank >= 0 && !masked(params.common, rank);
     const int part = !valid ? -1 : kUnreduced ? rank : kRdma && params.common.node_width != 0 ? node_of(rank) : 0;
     const std::uint32_t of_rank = warp::match_any(valid ? static_cast<std::uint32_t>(rank) : ~0u);
@@ -142,10 +142,10 @@ struct CombineAdder {
       is_rest = behind != 0;
     });
     const std::uint32_t mark =
-        sums ? call.sum_mark()
-             : call.mark(kUnreduced ? CombineRowKind::selected_row : CombineRowKind::row, expert);
+        sums ? call.sum_mark() : call.mark(kUnreduced ? CombineRowKind::selected_row : CombineRowKind::row, expert);
     const int its_rank = warp::shuffle(rank, its_selection);
-    pieces.mark = static_cast<std::uint32_t>(its_rank) << CombinePieces::kRankShift | warp::shuffle(mark, its_selection);
+    pieces.mark =
+        static_cast<std::uint32_t>(its_rank) << CombinePieces::kRankShift | warp::shuffle(mark, its_selection);
     pieces.weight = warp::shuffle(sums ? 1.0f : selection.weight, its_selection);
     pieces.rests = warp::ballot(lane < count && is_rest);
     pieces.firsts = kUnreduced ? warp::ballot(warp::shuffle(first, its_selection)) : ~pieces.rests;
@@ -159,7 +159,8 @@ struct CombineAdder {
       pieces.alone = count == 1 && (pieces.several & 1) == 0;
     }
     if (lane >= count) return pieces;
-    pieces.row = kUnreduced ? call.row_line(0, token * params.num_topk + its_selection) : call.row_line(its_rank, token);
+    pieces.row =
+        kUnreduced ? call.row_line(0, token * params.num_topk + its_selection) : call.row_line(its_rank, token);
     if (relays(owner)) {
       pieces.row = static_cast<std::uint32_t>(call.row_of_member(owner, its_rank, token).offset / kTaggedLine);
     }
@@ -199,7 +200,8 @@ struct CombineAdder {
             if constexpr (kUnreduced) fuse_row(sum.part, vector, weight);
             if constexpr (!kUnreduced) sum.add_row(vector, lower, pieces.alone && relays(owner) ? 1.0f : weight);
           }
-          if (kParts && (pieces.ends >> piece & 1) != 0) sum.end_part((pieces.several >> piece & 1) != 0, params.format.rest_bits);
+          if (kParts && (pieces.ends >> piece & 1) != 0)
+            sum.end_part((pieces.several >> piece & 1) != 0, params.format.rest_bits);
         }
       }
       if (relays(owner)) {
@@ -265,7 +267,8 @@ struct CombineAdder {
       const int i = lane_index() - first;
       const bool came = i >= 0 && i < kTogether && ((before & ~lines.missing) >> i & 1u) != 0;
       if (measures && came && (pieces.firsts >> lane_index() & 1) != 0) {
-        add_relaxed<Scope::gpu>(params.wait_cost + pieces.rank_of(pieces.mark), static_cast<std::uint32_t>(clock_cycles()) - cycles);
+        add_relaxed<Scope::gpu>(params.wait_cost + pieces.rank_of(pieces.mark),
+                                static_cast<std::uint32_t>(clock_cycles()) - cycles);
       }
       return there;
     };

@@ -1,9 +1,10 @@
 // Low-latency combine: for each token of this rank, the weighted sum of what the experts made of it.
 //
 // Each rank sums the rows of its own experts and sends one row per token to the token's owner, which adds up the ranks'
-// rows (add.hpp). Such a sum travels with more bits than bfloat16; a rank with one row sends that one. Send part: owners announce their tokens' selections, expert ranks sum and push. Receive part: owners
-// add. If the weights came with the dispatch, expert ranks push without an announcement: an owner only says which call
-// it means, and a late one holds up no sender.
+// rows (add.hpp). Such a sum travels with more bits than bfloat16; a rank with one row sends that one. Send part:
+// owners announce their tokens' selections, expert ranks sum and push. Receive part: owners add. If the weights came
+// with the dispatch, expert ranks push without an announcement: an owner only says which call it means, and a late one
+// holds up no sender.
 //
 // What waits for what, which decides how long a call with few tokens takes:
 //   owner     counters, selections, acknowledgements (one load time) -> cells to the peers (one trip)
@@ -229,17 +230,20 @@ DEEP_EP_DEVICE void post_to(const LowLatencyCombineParams& params, CallPoster<Ca
   const LowLatencyRowTable table = params.table();
   const int rows = sums ? params.max_tokens : load_weak(table.rows(peer));
   const int warps = sums ? block_warps() : static_cast<int>(params.warps_per_row);  // that share a row
-  poster.post_rows(rows, peer, warps, [&](int row) {
-    bool mine = row >= 0 && !sums;  // by rails, where the peer has announced an expert of this node
-    for (int k = 0; sums && row >= 0 && k < params.num_topk; ++k) {
-      mine = call.announced_member(peer, row, k) >= 0 || mine;
-    }
-    return !mine ? 0 : 1 + (sums ? row : load_weak(table.token(peer, row)));
-  }, [&](int row) {
-    const std::byte* const staged = call.staged_row(peer, row).in(common.local);
-    return params.format.bytes(
-        call.is_sum(load_weak(reinterpret_cast<const std::uint64_t*>(staged + kTaggedPayload))));
-  });
+  poster.post_rows(
+      rows, peer, warps,
+      [&](int row) {
+        bool mine = row >= 0 && !sums;  // by rails, where the peer has announced an expert of this node
+        for (int k = 0; sums && row >= 0 && k < params.num_topk; ++k) {
+          mine = call.announced_member(peer, row, k) >= 0 || mine;
+        }
+        return !mine ? 0 : 1 + (sums ? row : load_weak(table.token(peer, row)));
+      },
+      [&](int row) {
+        const std::byte* const staged = call.staged_row(peer, row).in(common.local);
+        return params.format.bytes(
+            call.is_sum(load_weak(reinterpret_cast<const std::uint64_t*>(staged + kTaggedPayload))));
+      });
   poster.tell_rest();
 }
 

@@ -31,8 +31,8 @@ DEEP_EP_DEVICE void fuse_row(float (&sum)[8], const Vec16& row, float weight) {
   }
 }
 
-/// Half of the last bit that travels, which is added before the lower ones are cut off: to nearest, ties away from zero.
-/// Not beside a NaN, which would become a zero: there they are only cut off.
+/// Half of the last bit that travels, which is added before the lower ones are cut off: to nearest, ties away from
+/// zero. Not beside a NaN, which would become a zero: there they are only cut off.
 DEEP_EP_DEVICE void add_half(float (&sum)[8], int rest_bits) {
   bool is_nan = false;
 #pragma unroll
@@ -276,8 +276,8 @@ struct RowPusher {
   /// Groups of the grid.
   DEEP_EP_DEVICE int step() const { return groups * params.common.working_blocks; }
 
-  // Of a row this warp works on every warps_per_row-th of equal shares, step by step. A share is so many groups of lines
-  // as the lane has lines of it, four apart.
+  // Of a row this warp works on every warps_per_row-th of equal shares, step by step. A share is so many groups of
+  // lines as the lane has lines of it, four apart.
   DEEP_EP_DEVICE int line_steps(int groups_of_share) const {
     const int shares = (format().line_groups + groups_of_share - 1) / groups_of_share;
     return (shares - warp + params.warps_per_row - 1) / params.warps_per_row;

@@ -44,13 +44,16 @@ DEEP_EP_DEVICE void post_to(const DispatchSender<true>& sender, CallPoster<Dispa
   const int served = call.uses_rails() ? static_cast<int>(common.rail_width) : 1;  // from that one on
   const int tokens = !call.uses_rails() || call.is_relay(peer) ? params.num_tokens : 0;
   int slots = 0;
-  poster.post_rows(tokens, common.num_ranks, 1, [&](int token) {
-    const bool mine = token >= 0 && sender.goes_to(token, first, served);
-    const std::uint32_t all = warp::ballot(mine);
-    const int slot = slots + count_bits(all & ((1u << lane_index()) - 1));
-    slots += count_bits(all);
-    return mine ? slot + 1 : 0;
-  }, [&](int) { return call.row_bytes; });
+  poster.post_rows(
+      tokens, common.num_ranks, 1,
+      [&](int token) {
+        const bool mine = token >= 0 && sender.goes_to(token, first, served);
+        const std::uint32_t all = warp::ballot(mine);
+        const int slot = slots + count_bits(all & ((1u << lane_index()) - 1));
+        slots += count_bits(all);
+        return mine ? slot + 1 : 0;
+      },
+      [&](int) { return call.row_bytes; });
 
   // 3. The peer has learned of the counts with the first rows, or does here: also when the call is over for this rank,
   // as ranks that disagree find that out by each other's counts.

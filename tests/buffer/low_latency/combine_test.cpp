@@ -89,8 +89,8 @@ TEST_P(LowLatencyCombineTest, SumsOfEveryKind) {
 
 /// A NaN stays alone, an infinity keeps its sign, whatever travels of a sum.
 TEST_P(LowLatencyCombineTest, ChannelsThatAreNotFinite) {
-  auto one = make_low_latency_combine_case(
-      {.tokens = {2, 3}, .max_tokens = 3, .hidden = 128, .local_experts = 2, .topk = 4});
+  auto one =
+      make_low_latency_combine_case({.tokens = {2, 3}, .max_tokens = 3, .hidden = 128, .local_experts = 2, .topk = 4});
   for (auto& input : one.inputs) {
     std::ranges::fill(input.selection.weights, 1.0f);
     for (std::size_t i = 0; i < input.x.size(); i += 8) {

@@ -42,7 +42,8 @@ TEST_P(LowLatencyMasksTest, MaskedByHand) {
     const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, combined);
     const auto combine_and_check = [&](const LowLatencyCombineCase& expected) {
       const auto result = buffer.low_latency_combine(upload_combine(rank, combined, handle), rank.call());
-      check_low_latency_combine(rank, combined, expected.expected(ranks_per_node_of(GetParam().topology, 4)), result.combined_x.view());
+      check_low_latency_combine(rank, combined, expected.expected(ranks_per_node_of(GetParam().topology, 4)),
+                                result.combined_x.view());
     };
     for (int i = 0; i < 2; ++i) combine_and_check(combined);  // leaves rows in both halves of the window
     require_same({0, 0, 0, 0}, query_masks(rank, buffer), "nobody is masked");

@@ -102,10 +102,9 @@ TEST(LowLatencyPlan, TheHintHasRoomForEveryRow) {
 /// Room for a row in each slot of each source: at some number of ranks it is more than a GPU can spare.
 TEST(LowLatencyPlan, TheHintSaysHowManyTokensFit) {
   const auto hint = [](int tokens) { return Buffer::low_latency_bytes_hint(tokens, 7168, 1024, 1024); };
-  EXPECT_EQ(
-      message_of<InvalidArgument>([&] { hint(128); }),
-      "max_tokens is 128, allowed: at most 93 for 1024 ranks and hidden 7168, as a rank has room for the rows of "
-      "each of them: low_latency.bytes would be more than 7.00 GiB");
+  EXPECT_EQ(message_of<InvalidArgument>([&] { hint(128); }),
+            "max_tokens is 128, allowed: at most 93 for 1024 ranks and hidden 7168, as a rank has room for the rows of "
+            "each of them: low_latency.bytes would be more than 7.00 GiB");
   EXPECT_LE(hint(93), std::size_t{7} << 30);
   EXPECT_THROW(hint(94), InvalidArgument);
 }
@@ -138,7 +137,9 @@ TEST(LowLatencyPlan, NoMoreTokensThanKernelsCount) {
   params.max_tokens = 1024;
   EXPECT_NO_THROW(choose_rails(LowLatencyKind::dispatch, false, params, {256, 256, 0}, setup));
   params.max_tokens = 1025;
-  EXPECT_TRUE(says(message_of<InvalidArgument>([&] { choose_rails(LowLatencyKind::dispatch, false, params, {256, 256, 0}, setup); }),
+  EXPECT_TRUE(says(message_of<InvalidArgument>([&] {
+                     choose_rails(LowLatencyKind::dispatch, false, params, {256, 256, 0}, setup);
+                   }),
                    {"max_tokens 1025", "room for 1024 tokens"}));
 }
 

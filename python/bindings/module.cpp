@@ -42,7 +42,7 @@ std::string in_python(std::string text) {
   const bool low_latency = text.find("low_latency") != text.npos || text.find("low-latency") != text.npos;
   const std::pair<std::string_view, std::string_view> words[] = {
       {"low_latency.bytes", "num_rdma_bytes"},
-      {"low_latency.masking", "enable_shrink"},
+      {"low_latency.masking", "enable_shrink (masking)"},
       {"Buffer::low_latency_bytes_hint", "Buffer.get_low_latency_rdma_size_hint"},
       {"max_tokens", low_latency ? "num_max_dispatch_tokens_per_rank" : "num_max_tokens_per_rank"}};
   const auto is_letter = [&](std::size_t at) {

@@ -32,7 +32,7 @@ class OfThisProcess:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         name = type(self).__name__
-        raise TypeError(f"{name} cannot be copied or pickled: it has memory of this process and its peers; make one in each process")
+        raise TypeError(f"{name} cannot be copied or pickled: it has memory of this process; make one in each process")
 
 
 class NativeOwner(OfThisProcess):

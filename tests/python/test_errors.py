@@ -190,15 +190,16 @@ def test_tensors_whose_memory_does_not_hold_their_values(group):
         "v2.5": lambda x, idx, weights: v25.dispatch(x, idx, weights, num_experts=4, do_handle_copy=False),
         "low latency": lambda x, idx, weights: buffer.low_latency_dispatch(x, idx, 4, 4, combine_weights=weights),
     }
+    late, fake = AsyncCollectiveTensor(x), FakeTensorMode().from_tensor(x)
     distributed = DTensor.from_local(x, init_device_mesh("cpu", (1,)), [Replicate()])
     for name, call in calls.items():
         refused(
             (ValueError, r"^x must be .* negative bit: pass its resolve_neg\(\)", lambda: call(torch._neg_view(x), idx, weights)),
             (ValueError, r"^topk_idx must be .*resolve_neg", lambda: call(x, torch._neg_view(-idx), weights)),
             (ValueError, r"_weights must be .*resolve_neg", lambda: call(x, idx, torch._neg_view(weights))),
-            (ValueError, r"^x must be .* of class AsyncCollectiveTensor: .*wait\(\)", lambda: call(AsyncCollectiveTensor(x), idx, weights)),
+            (ValueError, r"^x must be .* of class AsyncCollectiveTensor: .*wait\(\)", lambda: call(late, idx, weights)),
             (ValueError, r"^x must be .* of class DTensor: .*to_local\(\)", lambda: call(distributed, idx, weights)),
-            (ValueError, r"^x must be .* of class FakeTensor: .*deep_ep.ops", lambda: call(FakeTensorMode().from_tensor(x), idx, weights)),
+            (ValueError, r"^x must be .* of class FakeTensor: .*deep_ep.ops", lambda: call(fake, idx, weights)),
             (ValueError, r"^x must be .* of class Wrapper: .*memory", lambda: call(Wrapper(x), idx, weights)),
             (ValueError, "_weights has dtype float64, allowed: float32$", lambda: call(x, idx, weights.double())),
             (ValueError, "^topk_idx has dtype int16, allowed: int32 or int64$", lambda: call(x, idx.short(), weights)),

@@ -2,15 +2,37 @@
 
 #include <algorithm>
 #include <iterator>
+#include <thread>
 
+#include "csrc/support/backoff.hpp"
+#include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
+#include "deep_ep/interrupt.hpp"
 #include "kernels/common/limits.hpp"
 
 namespace deep_ep {
 void CallContext::settle() const {
   if (const EventHandle latest = home->latest_for(comm_stream)) executor->wait_event(comm_stream, latest);
-  executor->synchronize(comm_stream);
+  if (!executor->is_capturing(comm_stream)) {
+    const EventHandle end = executor->record_event(comm_stream);
+    const Deadline deadline(settle_s);
+    for (const Backoff backoff; !executor->event_done(end); std::this_thread::sleep_for(backoff.nap())) {
+      if (InterruptScope::wanted()) throw Interrupted("a wait for this rank's work was interrupted");
+      if (!deadline.expired()) continue;
+      settle_soon();
+      fail<TimeoutError>(
+          "the work of this rank has not ended within {} s: earlier work on the stream has not ended, or the GPU is "
+          "lost",
+          deadline.seconds());
+    }
+  }
+  executor->synchronize(comm_stream);  // what has failed there
+}
+
+void CallScope::begins() const {
+  if (std::exchange(begun_, true) || recording() || context_.num_calls == nullptr) return;
+  __atomic_store_n(context_.num_calls, *context_.num_calls + 1, __ATOMIC_RELAXED);
 }
 
 CallScope::CallScope(const CallContext& context, const CallOptions& call, bool always_event)
@@ -137,7 +159,9 @@ EventHandle CallScope::finish() {
 /// Memory that only the call used goes back before, as it was declared behind the scope: in the order of the call's
 /// stream.
 CallScope::~CallScope() {
+  const bool fails = begun_ && !ended_;
   abandon();
+  if (fails && context_.end_begun_call) log::quietly(context_.end_begun_call);
   context_.home->works_on(context_.comm_stream);
 }
 

@@ -33,8 +33,11 @@ class Runtime {
   /// Collective.
   Runtime(const std::shared_ptr<Bootstrap>& bootstrap, std::shared_ptr<Executor> executor,
           const BufferOptions& options);
-  /// Waits for this rank's work, and unmaps the peers' memory.
+  /// Unmaps the peers' memory.
   ~Runtime();
+  /// Ends a buffer without the other ranks: waits for this rank's work, and says goodbye. Its memory stays until the
+  /// process ends where the work does not end in time, and in a forked child.
+  static void end(std::unique_ptr<Runtime> runtime) noexcept;
   Runtime(const Runtime&) = delete;
   Runtime& operator=(const Runtime&) = delete;
 
@@ -82,6 +85,8 @@ class Runtime {
     (executor_->kernels().*kernel.launcher)(params, shape, scope.stream());
   }
   Faults& faults() { return *faults_; }
+  /// See Buffer::check.
+  void check(bool wait);
   /// Of the control plane; null where it is off.
   control::Membership* membership() const { return membership_.get(); }
   const ControlWords& control_words() const { return *control_words_; }
@@ -116,8 +121,8 @@ class Runtime {
   std::string describe_health() const;
   /// What this rank has posted has reached its peers.
   void drain() noexcept;
-  /// The host waits for this rank's work, which may have failed.
-  void settle_last_work() noexcept;
+  /// The host waits for this rank's work, which may have failed. False: it has not ended, and the others are told.
+  bool settle_last_work() noexcept;
 
   std::unique_ptr<BufferExchanges> bootstrap_;
   int rank_ = 0, num_ranks_ = 0;
@@ -147,17 +152,20 @@ inline Runtime& alive(const std::unique_ptr<Runtime>& buffer, const char* call) 
   return *buffer;
 }
 
-/// A call of a buffer, from its begin to its end. Two threads at once would put the calls of ranks into different
-/// orders: an error here names that, where the peers would only see calls that never come. A call that a call makes is
-/// part of it.
+/// A call of a buffer, from its begin to its end. Two at once would put the calls of ranks into different orders: an
+/// error here names that, where the peers would only see calls that never come.
 class BufferCall {
  public:
-  /// @param call for messages; a literal. @param while_suspended the call may come then. @throws Error where another
-  /// thread is in a call, InvalidArgument while the buffer is suspended.
+  /// @param call for messages; a literal. @param while_suspended the call may come then. @throws Error where a thread
+  /// is in a call, also this one: it then runs a handler of signals, or a function that the call has called.
+  /// InvalidArgument while the buffer is suspended.
   BufferCall(Runtime& runtime, const char* call, bool while_suspended = false) : runtime_(runtime), name_(call) {
-    if (runtime.calling_thread_.load(std::memory_order_relaxed) == std::this_thread::get_id()) return;
     const char* other = nullptr;
     if (!runtime.call_.compare_exchange_strong(other, call, std::memory_order_acquire)) {
+      if (runtime.calling_thread_.load(std::memory_order_relaxed) == std::this_thread::get_id()) {
+        fail<Error>("{}: this thread is in {} of the same buffer, which goes on, allowed: after that has returned",
+                    call, other);
+      }
       fail<Error>("{}: the buffer is in use by another thread, which is in {}, allowed: one thread at a time", call,
                   other);
     }
@@ -166,12 +174,10 @@ class BufferCall {
       fail<InvalidArgument>("{}: the buffer is suspended, allowed: resume, check and destroy", call);
     }
     runtime.calling_thread_.store(std::this_thread::get_id(), std::memory_order_relaxed);
-    outermost_ = true;
   }
   BufferCall(const std::unique_ptr<Runtime>& buffer, const char* call, bool while_suspended = false)
       : BufferCall(alive(buffer, call), call, while_suspended) {}
   ~BufferCall() {
-    if (!outermost_) return;
     runtime_.calling_thread_.store(std::thread::id(), std::memory_order_relaxed);
     runtime_.call_.store(nullptr, std::memory_order_release);
   }
@@ -180,8 +186,6 @@ class BufferCall {
 
   Runtime& runtime() const { return runtime_; }
   Runtime* operator->() const { return &runtime_; }
-  /// Not a call within another one, made by a handler of signals, say.
-  bool outermost() const { return outermost_; }
   /// Among ranks of one node, or between nodes; InvalidArgument where neither is possible. `moves_tokens`: also where
   /// there is no window.
   NormalMode& normal(bool moves_tokens = true) const;
@@ -192,7 +196,6 @@ class BufferCall {
  private:
   Runtime& runtime_;
   const char* name_;
-  bool outermost_ = false;
 };
 
 }  // namespace deep_ep

@@ -15,6 +15,7 @@
 #include "deep_ep/environment.hpp"
 #include "deep_ep/error.hpp"
 #include "deep_ep/executor.hpp"
+#include "deep_ep/interrupt.hpp"
 #include "deep_ep/version.hpp"
 #include "python/bindings/framework.hpp"
 
@@ -91,6 +92,9 @@ PYBIND11_MODULE(_native, module) {
   module.def("heap_bytes_hint", &deep_ep::Buffer::heap_bytes_hint);
   module.def("low_latency_bytes_hint", &deep_ep::Buffer::low_latency_bytes_hint);
   module.def("default_timeout_s", &deep_ep::default_timeout_s);
+  module.def("ask_whether_to_wait", [] {
+    if (deep_ep::InterruptScope::wanted()) throw deep_ep::Interrupted("a wait for other ranks was interrupted");
+  });
   define_events(module);
   define_bootstrap(module);
   define_buffer(module);

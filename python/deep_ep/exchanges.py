@@ -85,6 +85,7 @@ def poll(ready: Callable[[], bool], limit_s: float, late: Callable[[], str]) -> 
     """Returns when it is ready. Waits of groups and stores would neither end in time nor let Ctrl-C through."""
     begin, nap = time.monotonic(), 20e-6
     while not ready():
+        _native.ask_whether_to_wait()  # raises where the control plane knows that a rank will not come
         if 0 < limit_s < time.monotonic() - begin:
             raise PeerTimeout(late())
         time.sleep(nap)

@@ -181,23 +181,23 @@ struct CombineAdder {
       }
       return there;
     };
-    const auto gives_up = [&](const Poll& look) {
+    const auto gives_up = [&](Poll& look) {
       bool gone = false;
-      each_bit(lines.missing, [&](int i) { gone = is_gone(token, terms, first + i, look.begin) || gone; });
+      each_bit(lines.missing, [&](int i) { gone = is_gone(token, terms, first + i, look) || gone; });
       return gone || warp::any(aborted(params.common.wait));
     };
     return poll_until(all_there, gives_up);
   }
 
   /// By a whole warp, of a term that does not come: is its rank masked?
-  DEEP_EP_DEVICE bool is_gone(int token, const CombineTerms& terms, int term, std::uint64_t begin) const {
+  DEEP_EP_DEVICE bool is_gone(int token, const CombineTerms& terms, int term, Poll& look) const {
     const int rank = warp::shuffle(terms.rank, term);
     if constexpr (kUnreduced) {
       const int expert = warp::shuffle(terms.expert, term);
       const std::byte* row = warp::shuffle(terms.row, term);
       if (lane_index() == 0) compare_row(token, expert, rank, row);
     } else if (lane_index() == 0 && !masked(params.common, rank)) {
-      call.ends({rank, Wanted::low_latency_combine_rows, call.epoch}, begin);
+      call.ends({rank, Wanted::low_latency_combine_rows, call.epoch}, look);
     }
     warp::sync();
     return !kUnreduced && warp::any(masked(params.common, rank));

@@ -1,13 +1,16 @@
 #include "csrc/bootstrap/buffer_exchanges.hpp"
 
+#include <chrono>
 #include <exception>
 #include <mutex>
 #include <set>
+#include <thread>
 #include <utility>
 
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
+#include "csrc/support/program_code.hpp"
 #include "deep_ep/interrupt.hpp"
 
 namespace deep_ep {
@@ -15,6 +18,7 @@ namespace deep_ep {
 namespace {
 
 constexpr double kWarnAfterS = 10;
+constexpr double kUntilAnEndIsKnownS = 0.5;
 
 }  // namespace
 
@@ -123,8 +127,15 @@ std::vector<std::byte> BufferExchanges::all_gather(std::span<const std::byte> mi
       }
       done += part.size();
     } while (done < mine.size());
-  } catch (const std::exception&) {
-    if (left != nullptr) std::rethrow_exception(left);  // not what a callback in another language has made of it
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception&) {                     // of a callback
+    if (left != nullptr) std::rethrow_exception(left);  // not what another language has made of it
+    // The end of a process may break the group's connections before the control plane knows of it.
+    for (const Deadline soon(kUntilAnEndIsKnownS); end_waits_ && !soon.expired();) {
+      end_waits_();
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
     throw;
   }
   failed_ = false;
@@ -147,7 +158,10 @@ std::vector<BufferExchanges::Frame> BufferExchanges::gather_frames(std::span<con
       mine.header = next_;
       std::copy_n(buffers.here.begin(), std::min(buffers.here.size(), next_.here.size()), mine.header.here.begin());
     }
-    frames = all_gather_values(*group_, mine);
+    {
+      const ProgramCode gathers;
+      frames = all_gather_values(*group_, mine);
+    }
     headers.clear();
     for (const Frame& theirs : frames) headers.push_back(theirs.header);
   } while (!is_done(headers, rank()));

@@ -120,6 +120,9 @@ void Buffer::destroy() {
     ~Ending() { Runtime::end(std::move(runtime)); }
   } gone;  // outlives the call
   const BufferCall call(runtime_, "destroy", true);
+  if (!call.outermost()) {
+    fail<Error>("Buffer::destroy within another call of the buffer, allowed: after it has returned");
+  }
   gone.runtime = std::move(runtime_);
   Runtime* const ending = gone.runtime.get();
   if (!ending->settle_last_work()) return static_cast<void>(gone.runtime.release());

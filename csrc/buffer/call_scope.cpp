@@ -8,6 +8,7 @@
 #include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
+#include "csrc/support/program_code.hpp"
 #include "deep_ep/interrupt.hpp"
 #include "kernels/common/limits.hpp"
 
@@ -31,7 +32,7 @@ void CallContext::settle() const {
 }
 
 void CallScope::begins() const {
-  if (std::exchange(begun_, true) || recording() || context_.num_calls == nullptr) return;
+  if (recording() || std::exchange(begun_, true) || context_.num_calls == nullptr) return;
   __atomic_store_n(context_.num_calls, *context_.num_calls + 1, __ATOMIC_RELAXED);
 }
 
@@ -116,7 +117,10 @@ bool CallScope::make_results(const WantedTensors& wanted, bool in_heap, std::siz
         after_caller_ ? std::pair(caller_stream_, stream_) : std::pair(stream_, caller_stream_);
     ResultTensors::Order order{.stream = stream};
     if (stream != other && (!after_caller_ || async_finish_)) order.other = other;
-    made = context_.result_tensors->make(asked, order, in_heap ? context_.arena : nullptr);
+    {
+      const ProgramCode allocates;
+      made = context_.result_tensors->make(asked, order, in_heap ? context_.arena : nullptr);
+    }
     if (in_heap && made.empty()) return false;
     check_made(asked, made);
     const auto outside = [&](const Tensor& tensor) { return !context_.arena->contains(tensor.data()); };
@@ -152,6 +156,7 @@ EventHandle CallScope::end(bool joins) {
 }
 
 EventHandle CallScope::finish() {
+  begun_ = false;  // all that others wait for is enqueued
   EventHandle done = end(!async_finish_);
   return async_finish_ ? done : EventHandle{};
 }

@@ -113,9 +113,9 @@ class CallScope {
   StreamHandle stream() const { return stream_; }
   /// Is the call being recorded into a graph?
   bool recording() const { return graph_ != 0; }
-  /// Call this behind the first kernel that exchanges anything with other ranks. From here on they count on the rest of
-  /// the call: an exception that ends the scope ends the buffer, and the other ranks are told. Before, a call that is
-  /// refused changes nothing.
+  /// Call this behind the first kernel that exchanges anything with other ranks. From here on, until finish(), they
+  /// count on the rest of the call: an exception that ends the scope ends the buffer, and the other ranks are told.
+  /// Before, and while a graph is recorded, a call that is refused changes nothing.
   void begins() const;
 
   /// Tensors of these types and shapes, in one piece of memory that lives as long as any of them: from the cache, which

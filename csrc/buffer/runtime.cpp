@@ -91,8 +91,8 @@ void Runtime::make(const std::shared_ptr<Backend>& backend, const BufferOptions&
                        .comm_stream = comm_stream,
                        .arena = std::move(arena),
                        .result_tensors = options().result_tensors,
-                       .num_calls = &control_words_->calls,
-                       .end_begun_call = [this] { faults_->break_begun_call(); }};
+                       .num_calls = &control_words_->calls};
+  if (num_ranks() > 1) calls_->end_begun_call = [this] { faults_->break_begun_call(); };
   // By then kernels that wait for other ranks have given up.
   const int timeouts = options().low_latency.masking ? kMostTimeouts : 2;
   calls_->settle_s = timeout_s() == 0 ? 0 : timeouts * timeout_s() + 10;

@@ -21,6 +21,7 @@
 #include "csrc/memory/node_membership.hpp"
 #include "csrc/memory/symmetric_heap.hpp"
 #include "csrc/support/home_process.hpp"
+#include "csrc/support/program_code.hpp"
 #include "deep_ep/buffer.hpp"
 
 namespace deep_ep {
@@ -139,7 +140,9 @@ class Runtime {
   bool only_low_latency_ = false;            ///< some ranks have no count of the other calls of this buffer
   std::atomic<const char*> call_ = nullptr;  ///< of the thread that is in one; nullptr: none is
   std::atomic<std::thread::id> calling_thread_ = std::thread::id();
-  bool suspended_ = false;  ///< of the thread that is in a call
+  // Of the thread that is in a call.
+  int depth_ = 0;  ///< of ProgramCode when it began
+  bool suspended_ = false;
 };
 
 /// The inside of a buffer. UseAfterDestroy, or Error in a child forked after the buffer was made.
@@ -153,16 +156,17 @@ inline Runtime& alive(const std::unique_ptr<Runtime>& buffer, const char* call) 
 }
 
 /// A call of a buffer, from its begin to its end. Two at once would put the calls of ranks into different orders: an
-/// error here names that, where the peers would only see calls that never come.
+/// error here names that, where the peers would only see calls that never come. A call that a call makes is part of it.
 class BufferCall {
  public:
-  /// @param call for messages; a literal. @param while_suspended the call may come then. @throws Error where a thread
-  /// is in a call, also this one: it then runs a handler of signals, or a function that the call has called.
-  /// InvalidArgument while the buffer is suspended.
+  /// @param call for messages; a literal. @param while_suspended the call may come then. @throws Error where another
+  /// thread is in a call, or this one runs ProgramCode in it, InvalidArgument while the buffer is suspended.
   BufferCall(Runtime& runtime, const char* call, bool while_suspended = false) : runtime_(runtime), name_(call) {
+    const bool within = runtime.calling_thread_.load(std::memory_order_relaxed) == std::this_thread::get_id();
+    if (within && ProgramCode::depth() == runtime.depth_) return;
     const char* other = nullptr;
     if (!runtime.call_.compare_exchange_strong(other, call, std::memory_order_acquire)) {
-      if (runtime.calling_thread_.load(std::memory_order_relaxed) == std::this_thread::get_id()) {
+      if (within) {
         fail<Error>("{}: this thread is in {} of the same buffer, which goes on, allowed: after that has returned",
                     call, other);
       }
@@ -174,10 +178,13 @@ class BufferCall {
       fail<InvalidArgument>("{}: the buffer is suspended, allowed: resume, check and destroy", call);
     }
     runtime.calling_thread_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+    runtime.depth_ = ProgramCode::depth();
+    outermost_ = true;
   }
   BufferCall(const std::unique_ptr<Runtime>& buffer, const char* call, bool while_suspended = false)
       : BufferCall(alive(buffer, call), call, while_suspended) {}
   ~BufferCall() {
+    if (!outermost_) return;
     runtime_.calling_thread_.store(std::thread::id(), std::memory_order_relaxed);
     runtime_.call_.store(nullptr, std::memory_order_release);
   }
@@ -186,6 +193,8 @@ class BufferCall {
 
   Runtime& runtime() const { return runtime_; }
   Runtime* operator->() const { return &runtime_; }
+  /// Not a call within another one.
+  bool outermost() const { return outermost_; }
   /// Among ranks of one node, or between nodes; InvalidArgument where neither is possible. `moves_tokens`: also where
   /// there is no window.
   NormalMode& normal(bool moves_tokens = true) const;
@@ -196,6 +205,7 @@ class BufferCall {
  private:
   Runtime& runtime_;
   const char* name_;
+  bool outermost_ = false;
 };
 
 }  // namespace deep_ep

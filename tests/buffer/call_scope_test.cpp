@@ -149,6 +149,11 @@ TEST_F(CallScopeTest, ACallThatFailsAfterItBeginsIsReported) {
   EXPECT_EQ(call(false, true), std::pair(std::uint64_t{0}, 0)) << "refused: it may be made again";
   EXPECT_EQ(call(true, false), std::pair(std::uint64_t{1}, 0));
   EXPECT_EQ(call(true, true), std::pair(std::uint64_t{2}, 1));
+  CallScope scope(context_, {.stream = caller_});
+  scope.begins();
+  state(caller_).gone = state(comm_).gone = true;
+  EXPECT_THROW(scope.finish(), SystemError);
+  EXPECT_EQ(failures, 1) << "all is enqueued that others wait for";
 }
 
 TEST_F(CallScopeTest, RecordedCallsGetNoMemoryOfTheHeap) {

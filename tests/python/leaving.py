@@ -55,7 +55,7 @@ def before(calls, where):
         return lambda: calls.combine(received)
     if where == "destroy":
         calls.dispatch()
-        return calls.buffer.destroy
+        return lambda: calls.buffer.destroy()
     received = calls.low_latency()
     if where == "low-latency combine":
         return lambda: calls.low_latency_combine(received)
@@ -78,9 +78,9 @@ def end(calls, how, where, stay):
         sys.modules[__name__].kept = calls
         sys.exit(3)
     if how == "out of memory":
-        with mock.patch("deep_ep.results.Results.make", side_effect=MemoryError("no memory for results")):
+        with mock.patch("deep_ep.results.Results.make_in_heap", side_effect=MemoryError("no memory for results")):
             try:
-                calls.dispatch(async_finish=True)
+                calls.dispatch()
             except MemoryError:
                 stay()
                 try:

@@ -1,5 +1,6 @@
 """A rank that ends while its peer is in a call: what both processes of a cell of the table in test_leaving.py run."""
 
+import faulthandler
 import os
 import signal
 import sys
@@ -103,7 +104,8 @@ def end(calls, how, where, stay):
 
 def run(rank, store, connection, how, where, masks, deadline):
     os.environ["DEEP_EP_TIMEOUT_S"] = str(deadline)
-    sys.stderr = open(os.devnull, "w")
+    sys.stderr = open(f"{store}.{rank}", "w", buffering=1)  # shown if the cell fails
+    faulthandler.enable(sys.stderr)
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     if where == "constructor":

@@ -1,9 +1,8 @@
 """How a rank ends, and where its peer is: each cell of the table names the rank, long before the deadline."""
 
 import multiprocessing
-import os
+import pathlib
 import re
-import sys
 import tempfile
 from concurrent import futures
 
@@ -61,6 +60,9 @@ def run_cell(context, how, where, masks):
                     assert ends[1].poll(scaled(60))
                     answer = ends[1].recv()
             return seconds, said, status, answer
+        except (AssertionError, EOFError) as error:
+            said = [pathlib.Path(f"{folder}/store.{rank}") for rank in range(2)]
+            raise AssertionError(f"{error!r}; {[file.read_text() for file in said if file.exists()]}") from error
         finally:
             for process in processes:
                 process.join(scaled(1))

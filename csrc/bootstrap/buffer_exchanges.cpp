@@ -1,13 +1,26 @@
 #include "csrc/bootstrap/buffer_exchanges.hpp"
 
+#include <chrono>
+#include <exception>
 #include <mutex>
 #include <set>
+#include <thread>
 #include <utility>
 
+#include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
+#include "csrc/support/logging.hpp"
+#include "csrc/support/program_code.hpp"
 #include "deep_ep/interrupt.hpp"
 
 namespace deep_ep {
+
+namespace {
+
+constexpr double kWarnAfterS = 10;
+constexpr double kUntilAnEndIsKnownS = 0.5;
+
+}  // namespace
 
 /// The buffers that this rank has made over a group. They may be dropped by any thread.
 class BuffersOfGroup {
@@ -75,8 +88,28 @@ BufferExchanges::~BufferExchanges() {
 }
 
 std::vector<std::byte> BufferExchanges::all_gather(std::span<const std::byte> mine) {
-  const auto end_waits = [this] {
-    if (end_waits_) end_waits_();
+  const bool makes = next_.purpose == Purpose::making;
+  const Deadline limit(makes ? limit_s_ : 0);
+  Deadline warning(makes ? kWarnAfterS : 0);
+  std::exception_ptr left;
+  const auto end_waits = [&] {
+    try {
+      if (end_waits_) end_waits_();
+    } catch (const PeerLeft&) {
+      left = std::current_exception();
+      throw;
+    }
+    if (warning.expired()) {
+      log::warn("exchange: rank {} of {} has waited {} s for other ranks, {}", rank(), size(), warning.seconds(),
+                next_.describe());
+      warning = Deadline(0);
+    }
+    if (limit.expired()) {
+      fail<TimeoutError>(
+          "exchange: rank {} of {} waited {} s for other ranks, {}: do all ranks make their buffers, and in the same "
+          "order?",
+          rank(), size(), limit.seconds(), next_.describe());
+    }
     return InterruptScope::wanted();  // the caller's
   };
   end_waits();
@@ -85,14 +118,26 @@ std::vector<std::byte> BufferExchanges::all_gather(std::span<const std::byte> mi
   next_.bytes = mine.size();
   std::vector<std::byte> all(mine.size() * static_cast<std::size_t>(size()));
   std::size_t done = 0;
-  do {
-    const std::span<const std::byte> part = mine.subspan(done, std::min(mine.size() - done, sizeof Frame::part));
-    const std::vector<Frame> frames = gather_frames(part);
-    for (std::size_t peer = 0; peer < frames.size(); ++peer) {
-      std::copy_n(frames[peer].part.begin(), part.size(), all.data() + peer * mine.size() + done);
+  try {
+    do {
+      const std::span<const std::byte> part = mine.subspan(done, std::min(mine.size() - done, sizeof Frame::part));
+      const std::vector<Frame> frames = gather_frames(part);
+      for (std::size_t peer = 0; peer < frames.size(); ++peer) {
+        std::copy_n(frames[peer].part.begin(), part.size(), all.data() + peer * mine.size() + done);
+      }
+      done += part.size();
+    } while (done < mine.size());
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception&) {                     // of a callback
+    if (left != nullptr) std::rethrow_exception(left);  // not what another language has made of it
+    // The end of a process may break the group's connections before the control plane knows of it.
+    for (const Deadline soon(kUntilAnEndIsKnownS); end_waits_ && !soon.expired();) {
+      end_waits_();
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
-    done += part.size();
-  } while (done < mine.size());
+    throw;
+  }
   failed_ = false;
   return all;
 }
@@ -113,7 +158,10 @@ std::vector<BufferExchanges::Frame> BufferExchanges::gather_frames(std::span<con
       mine.header = next_;
       std::copy_n(buffers.here.begin(), std::min(buffers.here.size(), next_.here.size()), mine.header.here.begin());
     }
-    frames = all_gather_values(*group_, mine);
+    {
+      const ProgramCode gathers;
+      frames = all_gather_values(*group_, mine);
+    }
     headers.clear();
     for (const Frame& theirs : frames) headers.push_back(theirs.header);
   } while (!is_done(headers, rank()));

@@ -49,7 +49,7 @@ struct ExchangeHeader {
   /// The buffers that this rank has not left, newest first, then 0. If it is full, nothing is known of older ones.
   std::array<std::uint64_t, 64> here = {};
 
-  static constexpr std::uint32_t kMagic = 0x50454507;  ///< 7: the version of what ranks tell each other by any means
+  static constexpr std::uint32_t kMagic = 0x50454508;  ///< 8: the version of what ranks tell each other by any means
 
   /// The number is a proposal.
   bool is_proposal() const { return purpose == Purpose::making && step == 0; }
@@ -82,6 +82,10 @@ class BufferExchanges final : public Bootstrap {
   /// exception, the others, in that exchange, a SystemError "<what> failed on rank 3: <its text>".
   void agree(std::string_view what, const std::function<void()>& step);
 
+  /// How long an exchange waits for other ranks while the buffer is made; 0: for ever. Only transports that ask the
+  /// InterruptScope meanwhile end in time: those of the library, and of Python, but not a C++ callback that blocks.
+  void limit_making(double seconds) { limit_s_ = seconds; }
+
   /// Asked while an exchange waits: throws PeerLeft where a rank will not come. Empty: nobody knows.
   void end_waits_by(std::function<void()> look) { end_waits_ = std::move(look); }
 
@@ -95,6 +99,7 @@ class BufferExchanges final : public Bootstrap {
   std::shared_ptr<Bootstrap> group_;
   ExchangeHeader next_;
   std::function<void()> end_waits_;
+  double limit_s_ = 0;
   bool failed_ = false;  ///< the last exchange of a step
 };
 

@@ -27,7 +27,11 @@ struct RankWait {
   void until(const Awaited& awaited) const {
     const Backoff wait;
     for (std::string ranks; !(ranks = awaited()).empty(); std::this_thread::sleep_for(wait.nap())) {
-      if (InterruptScope::wanted()) throw Interrupted("a wait for other ranks was interrupted");
+      try {
+        if (InterruptScope::wanted()) throw Interrupted("a wait for other ranks was interrupted");
+      } catch (const TimeoutError& late) {  // a limit of the caller, who does not know for whom this waits
+        fail<TimeoutError>("{} It waits for {}", late.what(), ranks);
+      }
       if (!deadline.expired()) continue;
       ranks = awaited();
       if (ranks.empty()) return;  // this process slept, perhaps

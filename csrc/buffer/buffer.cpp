@@ -11,7 +11,6 @@
 #include "csrc/buffer/runtime.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
-#include "deep_ep/interrupt.hpp"
 
 namespace deep_ep {
 
@@ -30,10 +29,7 @@ LowLatency& BufferCall::masking() const {
 
 Buffer::Buffer(std::shared_ptr<Bootstrap> bootstrap, std::shared_ptr<Executor> executor, const BufferOptions& options)
     : runtime_(std::make_unique<Runtime>(bootstrap, std::move(executor), options)) {}
-Buffer::~Buffer() {
-  // A forked child has none of the threads that the end of a buffer waits for, and the memory is its parent's.
-  if (runtime_ && runtime_->home.left()) static_cast<void>(runtime_.release());
-}
+Buffer::~Buffer() { Runtime::end(std::move(runtime_)); }
 Buffer::Buffer(Buffer&&) noexcept = default;
 Buffer& Buffer::operator=(Buffer&& other) noexcept {
   Buffer previous(std::move(other));
@@ -111,7 +107,7 @@ void Buffer::suspend() {
     if (in->executor()->is_capturing(in->comm_stream())) {
       throw InvalidArgument("suspend: calls are being recorded into a CUDA graph, and the host waits for calls");
     }
-    check(true);
+    in->check(true);
     exchanges.barrier();  // a peer may have read here until now
     in->heap()->keep(exchanges);
   });
@@ -132,27 +128,22 @@ void Buffer::resume() {
 
 void Buffer::check(bool wait) {
   const BufferCall in(runtime_, "check", true);
-  const DeviceScope device(*in->executor());
-  try {
-    if (wait) in->calls().settle();
-  } catch (const Interrupted&) {
-    in->faults().break_by_interruption();
-  }
-  in->faults().raise();
-  for (std::size_t place = 0; place < in->connections_.size(); ++place) {
-    // A rank that low-latency calls cannot reach is masked.
-    if (place != BufferPlan::kLowLatency || !in->options().low_latency.masking) in->connections(place).check();
-  }
+  in->check(wait);
 }
 
 void Buffer::destroy() {
-  std::unique_ptr<Runtime> ending;  // outlives the call
+  // It is gone however the exchange with the others ends.
+  struct Ending {
+    std::unique_ptr<Runtime> runtime;
+    ~Ending() { Runtime::end(std::move(runtime)); }
+  } gone;  // outlives the call
   const BufferCall call(runtime_, "destroy", true);
   if (!call.outermost()) {
     fail<Error>("Buffer::destroy within another call of the buffer, allowed: after it has returned");
   }
-  ending = std::move(runtime_);  // it is gone however the exchange with the others ends
-  ending->settle_last_work();
+  gone.runtime = std::move(runtime_);
+  Runtime* const ending = gone.runtime.get();
+  if (!ending->settle_last_work()) return static_cast<void>(gone.runtime.release());
   // After a fault that breaks the buffer, a rank may never come. Any other fault may be known to this rank alone, and
   // its peers would wait for it. The others go on without a rank that they have masked. It does not wait for them; nor
   // they for it.
@@ -162,15 +153,19 @@ void Buffer::destroy() {
     // All that this rank has posted has arrived before the others hear that it is here, and free their memory. Those
     // that are lost never come, so ranks meet in the control plane: it knows who is. Then each ends alone.
     ending->membership()->meet(2 * ending->timeout_s());
-    return ending->low_latency->log_masks();
+    ending->membership()->leave(control::Goodbye::ended);
+    return ending->low_latency->log_masks(true);
   }
   BufferExchanges& exchanges = ending->bootstrap();
   exchanges.begin(Purpose::destroying);
+  // A rank that is in a call which this one has not made does not wait for it.
+  if (ending->membership() != nullptr) ending->membership()->leave(control::Goodbye::meets);
   try {
     exchanges.barrier();  // nobody writes to a peer any more
     ending->connections_.clear();
     ending->heap()->unmap_peers();
     exchanges.barrier();  // and now no rank maps a peer
+    if (ending->membership() != nullptr) ending->membership()->leave(control::Goodbye::ended);
   } catch (const PeerLeft& left) {
     // The buffer is broken for another rank alone, and that rank has gone on: this one does not wait for it, either.
     log::info("buffer: rank {} is destroyed alone: {}", ending->rank(), left.what());

@@ -2,16 +2,39 @@
 
 #include <algorithm>
 #include <iterator>
+#include <thread>
 
 #include "csrc/buffer/checks.hpp"
+#include "csrc/support/backoff.hpp"
+#include "csrc/support/deadline.hpp"
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
+#include "csrc/support/program_code.hpp"
+#include "deep_ep/interrupt.hpp"
 #include "kernels/common/limits.hpp"
 
 namespace deep_ep {
 void CallContext::settle() const {
   if (const EventHandle latest = home->latest_for(comm_stream)) executor->wait_event(comm_stream, latest);
-  executor->synchronize(comm_stream);
+  if (!executor->is_capturing(comm_stream)) {
+    const EventHandle end = executor->record_event(comm_stream);
+    const Deadline deadline(settle_s);
+    for (const Backoff backoff; !executor->event_done(end); std::this_thread::sleep_for(backoff.nap())) {
+      if (InterruptScope::wanted()) throw Interrupted("a wait for this rank's work was interrupted");
+      if (!deadline.expired()) continue;
+      settle_soon();
+      fail<TimeoutError>(
+          "the work of this rank has not ended within {} s: earlier work on the stream has not ended, or the GPU is "
+          "lost",
+          deadline.seconds());
+    }
+  }
+  executor->synchronize(comm_stream);  // what has failed there
+}
+
+void CallScope::begins() const {
+  if (recording() || std::exchange(begun_, true) || context_.num_calls == nullptr) return;
+  __atomic_store_n(context_.num_calls, *context_.num_calls + 1, __ATOMIC_RELAXED);
 }
 
 CallScope::CallScope(const CallContext& context, const CallOptions& call, bool always_event)
@@ -96,7 +119,10 @@ bool CallScope::make_results(const WantedTensors& wanted, bool in_heap, std::siz
         after_caller_ ? std::pair(caller_stream_, stream_) : std::pair(stream_, caller_stream_);
     ResultTensors::Order order{.stream = stream};
     if (stream != other && (!after_caller_ || async_finish_)) order.other = other;
-    made = context_.result_tensors->make(asked, order, in_heap ? context_.arena : nullptr);
+    {
+      const ProgramCode allocates;
+      made = context_.result_tensors->make(asked, order, in_heap ? context_.arena : nullptr);
+    }
     if (in_heap && made.empty()) return false;
     check_made(asked, made);
     const auto outside = [&](const Tensor& tensor) { return !context_.arena->contains(tensor.data()); };
@@ -132,6 +158,7 @@ EventHandle CallScope::end(bool joins) {
 }
 
 EventHandle CallScope::finish() {
+  begun_ = false;  // all that others wait for is enqueued
   EventHandle done = end(!async_finish_);
   return async_finish_ ? done : EventHandle{};
 }
@@ -139,7 +166,9 @@ EventHandle CallScope::finish() {
 /// Memory that only the call used goes back before, as it was declared behind the scope: in the order of the call's
 /// stream.
 CallScope::~CallScope() {
+  const bool fails = begun_ && !ended_;
   abandon();
+  if (fails && context_.end_begun_call) log::quietly(context_.end_begun_call);
   context_.home->works_on(context_.comm_stream);
 }
 

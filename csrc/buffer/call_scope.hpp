@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <initializer_list>
 #include <memory>
 #include <optional>
@@ -28,9 +29,14 @@ struct CallContext {
   /// The calls, as their memory sees them.
   std::shared_ptr<HomeStream> home = std::make_shared<HomeStream>(executor, comm_stream);
   std::shared_ptr<MemoryCache> cache = std::make_shared<MemoryCache>(home);
+  mutable double settle_s = 0;                ///< how long settle() waits; 0: for ever
+  std::uint64_t* num_calls = nullptr;         ///< ControlWords::calls
+  std::function<void()> end_begun_call = {};  ///< called where a call fails after CallScope::begins()
 
-  /// The host waits for all calls so far.
+  /// The host waits for all calls so far. TimeoutError where they, or the work before them, do not end in settle_s.
   void settle() const;
+  /// Work has been waited for in vain. From here on settle() waits for a second.
+  void settle_soon() const { settle_s = 1; }
 };
 
 /// A type and a shape, without memory.
@@ -107,6 +113,10 @@ class CallScope {
   StreamHandle stream() const { return stream_; }
   /// Is the call being recorded into a graph?
   bool recording() const { return graph_ != 0; }
+  /// Call this behind the first kernel that exchanges anything with other ranks. From here on, until finish(), they
+  /// count on the rest of the call: an exception that ends the scope ends the buffer, and the other ranks are told.
+  /// Before, and while a graph is recorded, a call that is refused changes nothing.
+  void begins() const;
 
   /// Tensors of these types and shapes, in one piece of memory that lives as long as any of them: from the cache, which
   /// throws OutOfMemory, or in the heap; none if they do not fit there, or the call is being recorded.
@@ -152,6 +162,7 @@ class CallScope {
   std::uint64_t graph_ = 0;  ///< the recording of a graph that the call is a part of; 0: none
   bool inside_ = false;
   bool always_event_;
+  mutable bool begun_ = false;
   bool ended_ = false;
 };
 

@@ -170,6 +170,8 @@ std::string describe_masking(const control::LostRank& lost, const std::string& g
     case control::LostWhy::failed:
       if (lost.by == lost.rank) return fmt::format("rank {} is masked: its own RDMA operations failed", lost.rank);
       return fmt::format("rank {} is masked: RDMA operations of rank {} to it failed", lost.rank, lost.by);
+    case control::LostWhy::left:
+      return fmt::format("rank {} is masked: it has left the buffer", lost.rank);
     case control::LostWhy::unknown:
       break;
   }

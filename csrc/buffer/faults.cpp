@@ -65,9 +65,30 @@ void Faults::set_abort_words(std::uint64_t value, std::size_t words) const {
   copy_now(*calls_.executor, abort_.get(), values, words * sizeof value);
 }
 
+void Faults::tell_end() const {
+  if (words_ == nullptr) return;
+  std::uint32_t none = 0;
+  __atomic_compare_exchange_n(&words_->ended, &none, static_cast<std::uint32_t>(rank_) + 1, false, __ATOMIC_RELEASE,
+                              __ATOMIC_RELAXED);
+}
+
 void Faults::break_by_interruption() {
-  broken_ = std::make_exception_ptr(Interrupted(fmt::format(
-      "rank {}: a call was interrupted while it waited. The ranks no longer agree: destroy the buffer", rank_)));
+  break_later_calls<Interrupted>(fmt::format(
+      "rank {}: a call was interrupted while it waited. The ranks no longer agree: destroy the buffer", rank_));
+  end_kernels();
+  std::rethrow_exception(broken_);
+}
+
+void Faults::break_begun_call() {
+  if (broken_ != nullptr) return;
+  break_later_calls<Error>(fmt::format(
+      "rank {}: an earlier call failed after other ranks had begun it, and its own error says why. The ranks no longer "
+      "agree: destroy the buffer",
+      rank_));
+  end_kernels();
+}
+
+void Faults::end_kernels() const {
   if (calls_.executor->device().kind == Device::Kind::cpu) {
     for (const int mode : {0, 1}) __atomic_store_n(abort_.get() + mode, std::uint64_t{1}, __ATOMIC_RELEASE);
     const InterruptScope ends_anyway([] { return false; });
@@ -75,7 +96,6 @@ void Faults::break_by_interruption() {
   } else {
     set_abort_words(1);
   }
-  std::rethrow_exception(broken_);
 }
 
 std::optional<int> Faults::find_lost(int waited_for) const {
@@ -84,6 +104,7 @@ std::optional<int> Faults::find_lost(int waited_for) const {
   for (;;) {
     const int lost = control::lost_for(*words_, waited_for);
     if (lost != control::kNobody && lost != rank_) return lost;
+    if (lost == control::kNobody && membership_->has_left(waited_for)) return waited_for;
     if (lost == rank_ || std::chrono::steady_clock::now() > until) return {};
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
@@ -144,14 +165,21 @@ void Faults::raise_timeout(const FaultRecord& fault) {
     why = fmt::format("rank {} has ended the call, and its own error says why", *lost);
     break_by<RankMismatch>(describe_fault(fault, rank_, timeout_s_, lost, why));
   }
-  if (lost && std::ranges::find(gone, *lost) != gone.end()) why = membership_->describe_end(*lost);
+  const bool has_gone = lost && std::ranges::find(gone, *lost) != gone.end();
+  if (has_gone) {
+    why = membership_->describe_end(*lost);
+  } else if (lost && membership_->has_left(*lost)) {
+    why = fmt::format("rank {} has left the buffer", *lost);
+  }
   const std::string text = describe_fault(fault, rank_, timeout_s_, lost, why);
   // The rank waited for may itself wait for what was lost by a queue pair of this rank. With masking calls go on
-  // without the peer, and a process that has ended takes its queue pairs along.
-  const bool explains = words_ != nullptr && initial_.masking == 0 && gone.empty();
+  // without the peer, and a process that has ended, or left, takes its queue pairs along.
+  const bool explains = words_ != nullptr && initial_.masking == 0 && gone.empty() && why.empty();
   const std::string failure = explains ? describe_failure(rank_) : std::string();
   if (!failure.empty()) break_by<SystemError>(failure + "; " + text);
-  const std::string more = explain_();
+  std::string more = explain_();
+  if (more.empty() && membership_ != nullptr && !has_gone)
+    more = membership_->describe_missing_call(lost.value_or(fault.peer));
   break_by<TimeoutError>(more.empty() ? text : text + ". " + more);
 }
 

@@ -63,6 +63,7 @@ class Faults {
   template <class E>
   void break_later_calls(const std::string& why) {
     broken_ = std::make_exception_ptr(E(why));
+    tell_end();
   }
   /// Breaks the buffer: this and every later call throws E.
   template <class E>
@@ -73,6 +74,9 @@ class Faults {
   /// The caller does not want to wait any longer: kernels leave their waits, and this and every later call throws. On
   /// the CPU they have ended then: the caller's tensors may go away.
   [[noreturn]] void break_by_interruption();
+  /// A call has failed on this rank after other ranks had begun to exchange it: they hear that its rest does not come,
+  /// its kernels leave their waits as above, and every later call throws.
+  void break_begun_call();
   /// The failure of the queue pairs to `peer`, or for this rank itself of its first ones that failed; empty: none. With
   /// a control plane.
   std::string describe_failure(int peer) const;
@@ -82,6 +86,10 @@ class Faults {
   [[noreturn]] void raise(FaultRecord& fault);
   [[noreturn]] void raise_timeout(const FaultRecord& fault);
   void set_abort_words(std::uint64_t value, std::size_t words = 2) const;
+  /// The control thread tells the other ranks that this one has ended its calls by an error of its own, unless a kernel
+  /// has said why they have ended.
+  void tell_end() const;
+  void end_kernels() const;
   /// Because of which other rank nothing comes of `waited_for`, which has been waited for in vain: the verdict, for
   /// which this waits a little.
   std::optional<int> find_lost(int waited_for) const;

@@ -156,6 +156,7 @@ void exchange_counts(NotifyParams& params, DispatchHandle& handle, const NormalM
                       {std::min(ranks + nodes, mode.runtime.policy().multiprocessors), warps * 32,
                        static_cast<std::size_t>(warps) * sizeof(std::int32_t)},
                       scope);
+  scope.begins();
 }
 
 /// Memory in `result` for `received` rows and what is beside them, and for `relayed` rows: in the heap, if that has
@@ -283,6 +284,7 @@ std::vector<int> NormalMode::wait_for_counts(int experts, CallScope& scope) cons
       faults.break_by_interruption();
     }
     if (deadline.expired()) {
+      runtime.calls().settle_soon();
       faults.break_by<TimeoutError>(
           fmt::format("rank {}: no counts of a dispatch arrived within {} s, and no kernel says why: "
                       "earlier work on the stream has not ended, or the GPU is lost",
@@ -463,6 +465,7 @@ DispatchResult NormalMode::dispatch(const DispatchArguments& arguments, const Se
       plan_stages(transfer.pipe, transfer.moving_warps(), shape.row_bytes, runtime.policy().max_shared_bytes,
                   DispatchShared{{Carver::without_memory(), transfer}}.pipes.bytes);
   runtime.launch(kernel, params, {blocks, transfer.warps() * 32, shared_bytes}, scope);
+  scope.begins();
   if (lands) copy_received(params, places, runtime, scope);
   if (!arguments.topk_weights) result.recv_topk_weights.reset();
   return result;
@@ -536,6 +539,7 @@ CombineResult Buffer::combine(const CombineArguments& arguments, const CallOptio
   params.parts_per_token = !cut || transfer.num_tokens >= many ? 1 : 2 * transfer.num_tokens >= many ? 2 : 4;
   const std::size_t shared_bytes = NormalCombineShared{Carver::without_memory(), transfer}.bytes;
   in->launch(kernel, params, {blocks, transfer.warps() * 32, shared_bytes}, scope);
+  scope.begins();
   result.event = scope.finish();
   return result;
 }
@@ -546,6 +550,7 @@ EventHandle Buffer::barrier(const CallOptions& call) {
   CallScope scope = in->begin(call);
   if (!mode.rails()) {
     in->launch(choices::barrier, mode.common, {1, in->warps(choices::barrier.max_threads) * 32}, scope);
+    scope.begins();
     return scope.finish();
   }
   // Counts of all ranks are exchanged, though there are none.

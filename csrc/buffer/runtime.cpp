@@ -11,6 +11,7 @@
 #include "csrc/support/format.hpp"
 #include "csrc/support/logging.hpp"
 #include "csrc/support/text.hpp"
+#include "deep_ep/interrupt.hpp"
 
 namespace deep_ep {
 namespace {
@@ -43,6 +44,7 @@ Runtime::Runtime(const std::shared_ptr<Bootstrap>& bootstrap, std::shared_ptr<Ex
   if (num_ranks_ < 1 || num_ranks_ > kMaxRanks || rank_ < 0 || rank_ >= num_ranks_) {
     fail<InvalidArgument>("the bootstrap says rank {} of {}, allowed: at most {} ranks", rank_, num_ranks_, kMaxRanks);
   }
+  bootstrap_->limit_making(default_timeout_s());
   bootstrap_->agree("making a Buffer", [&] { make(backend, options); });
 }
 
@@ -89,7 +91,12 @@ void Runtime::make(const std::shared_ptr<Backend>& backend, const BufferOptions&
   calls_ = CallContext{.executor = executor_,
                        .comm_stream = comm_stream,
                        .arena = std::move(arena),
-                       .result_tensors = options().result_tensors};
+                       .result_tensors = options().result_tensors,
+                       .num_calls = &control_words_->calls};
+  if (num_ranks() > 1) calls_->end_begun_call = [this] { faults_->break_begun_call(); };
+  // By then kernels that wait for other ranks have given up.
+  const int timeouts = options().low_latency.masking ? kMostTimeouts : 2;
+  calls_->settle_s = timeout_s() == 0 ? 0 : timeouts * timeout_s() + 10;
   faults_.emplace(*calls_, rank(), num_ranks(), timeout_s(), membership_ == nullptr ? nullptr : control_words_,
                   membership_, options().low_latency.masking, [this] { return describe_health(); });
   normal_mode = std::make_unique<NormalMode>(*this);
@@ -101,8 +108,6 @@ void Runtime::make(const std::shared_ptr<Backend>& backend, const BufferOptions&
 }
 
 Runtime::~Runtime() {
-  settle_last_work();
-  drain();
   low_latency.reset();
   normal_mode.reset();
   connections_.clear();
@@ -112,10 +117,34 @@ Runtime::~Runtime() {
 void Runtime::end_waits_for_the_gone() const {
   bootstrap_->end_waits_by([this] {
     const std::vector<int> gone = membership_->gone();
-    if (gone.empty()) return;
-    fail<PeerLeft>("rank {} waits for the other ranks of a buffer, but {}", rank(),
-                   membership_->describe_end(gone.front()));
+    const std::string why = gone.empty() ? membership_->describe_leaver() : membership_->describe_end(gone.front());
+    if (!why.empty()) fail<PeerLeft>("rank {} waits for the other ranks of a buffer, but {}", rank(), why);
   });
+}
+
+void Runtime::check(bool wait) {
+  const DeviceScope device(*executor_);
+  try {
+    if (wait) calls_->settle();
+  } catch (const Interrupted&) {
+    faults_->break_by_interruption();
+  }
+  faults_->raise();
+  for (std::size_t place = 0; place < connections_.size(); ++place) {
+    // A rank that low-latency calls cannot reach is masked.
+    if (place != BufferPlan::kLowLatency || !options().low_latency.masking) connections(place).check();
+  }
+}
+
+void Runtime::end(std::unique_ptr<Runtime> runtime) noexcept {
+  if (runtime == nullptr) return;
+  // A forked child has none of the threads that the end of a buffer waits for, and the memory is its parent's.
+  if (runtime->home.left() || !runtime->settle_last_work()) {
+    static_cast<void>(runtime.release());
+    return;
+  }
+  runtime->drain();
+  if (runtime->membership_) runtime->membership_->leave(control::Goodbye::alone);
 }
 
 bool Runtime::in_heap(const ConstTensorView& tensor) const {
@@ -156,13 +185,19 @@ void Runtime::drain() noexcept {
   for (const auto& connections : connections_) connections->drain(timeout_s());
 }
 
-void Runtime::settle_last_work() noexcept {
+bool Runtime::settle_last_work() noexcept {
   try {
     const DeviceScope device(*executor_);
     calls_->settle();
+  } catch (const TimeoutError& error) {
+    // To free memory that work may still use would wait for that work, without a deadline.
+    log::warn("buffer: rank {} leaves its memory to the process: {}", rank(), error.what());
+    if (membership_) membership_->leave(control::Goodbye::alone);
+    return false;
   } catch (const std::exception& error) {
     log::warn("buffer: rank {} is destroyed after a failure: {}", rank(), error.what());
   }
+  return true;
 }
 
 std::vector<bool> Runtime::check_replaced(const Bootstrap& group, std::span<const int> ranks) const {

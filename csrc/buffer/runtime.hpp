@@ -21,6 +21,7 @@
 #include "csrc/memory/node_membership.hpp"
 #include "csrc/memory/symmetric_heap.hpp"
 #include "csrc/support/home_process.hpp"
+#include "csrc/support/program_code.hpp"
 #include "deep_ep/buffer.hpp"
 
 namespace deep_ep {
@@ -33,8 +34,11 @@ class Runtime {
   /// Collective.
   Runtime(const std::shared_ptr<Bootstrap>& bootstrap, std::shared_ptr<Executor> executor,
           const BufferOptions& options);
-  /// Waits for this rank's work, and unmaps the peers' memory.
+  /// Unmaps the peers' memory.
   ~Runtime();
+  /// Ends a buffer without the other ranks: waits for this rank's work, and says goodbye. Its memory stays until the
+  /// process ends where the work does not end in time, and in a forked child.
+  static void end(std::unique_ptr<Runtime> runtime) noexcept;
   Runtime(const Runtime&) = delete;
   Runtime& operator=(const Runtime&) = delete;
 
@@ -82,6 +86,8 @@ class Runtime {
     (executor_->kernels().*kernel.launcher)(params, shape, scope.stream());
   }
   Faults& faults() { return *faults_; }
+  /// See Buffer::check.
+  void check(bool wait);
   /// Of the control plane; null where it is off.
   control::Membership* membership() const { return membership_.get(); }
   const ControlWords& control_words() const { return *control_words_; }
@@ -116,8 +122,8 @@ class Runtime {
   std::string describe_health() const;
   /// What this rank has posted has reached its peers.
   void drain() noexcept;
-  /// The host waits for this rank's work, which may have failed.
-  void settle_last_work() noexcept;
+  /// The host waits for this rank's work, which may have failed. False: it has not ended, and the others are told.
+  bool settle_last_work() noexcept;
 
   std::unique_ptr<BufferExchanges> bootstrap_;
   int rank_ = 0, num_ranks_ = 0;
@@ -134,7 +140,9 @@ class Runtime {
   bool only_low_latency_ = false;            ///< some ranks have no count of the other calls of this buffer
   std::atomic<const char*> call_ = nullptr;  ///< of the thread that is in one; nullptr: none is
   std::atomic<std::thread::id> calling_thread_ = std::thread::id();
-  bool suspended_ = false;  ///< of the thread that is in a call
+  // Of the thread that is in a call.
+  int depth_ = 0;  ///< of ProgramCode when it began
+  bool suspended_ = false;
 };
 
 /// Error in a child forked after the buffer was made.
@@ -150,17 +158,21 @@ inline Runtime& alive(const std::unique_ptr<Runtime>& buffer, const char* call) 
   return *buffer;
 }
 
-/// A call of a buffer, from its begin to its end. Two threads at once would put the calls of ranks into different
-/// orders: an error here names that, where the peers would only see calls that never come. A call that a call makes is
-/// part of it.
+/// A call of a buffer, from its begin to its end. Two at once would put the calls of ranks into different orders: an
+/// error here names that, where the peers would only see calls that never come. A call that a call makes is part of it.
 class BufferCall {
  public:
   /// @param call for messages; a literal. @param while_suspended the call may come then. @throws Error where another
-  /// thread is in a call, InvalidArgument while the buffer is suspended.
+  /// thread is in a call, or this one runs ProgramCode in it, InvalidArgument while the buffer is suspended.
   BufferCall(Runtime& runtime, const char* call, bool while_suspended = false) : runtime_(runtime), name_(call) {
-    if (runtime.calling_thread_.load(std::memory_order_relaxed) == std::this_thread::get_id()) return;
+    const bool within = runtime.calling_thread_.load(std::memory_order_relaxed) == std::this_thread::get_id();
+    if (within && ProgramCode::depth() == runtime.depth_) return;
     const char* other = nullptr;
     if (!runtime.call_.compare_exchange_strong(other, call, std::memory_order_acquire)) {
+      if (within) {
+        fail<Error>("{}: this thread is in {} of the same buffer, which goes on, allowed: after that has returned",
+                    call, other);
+      }
       fail<Error>("{}: the buffer is in use by another thread, which is in {}, allowed: one thread at a time", call,
                   other);
     }
@@ -169,6 +181,7 @@ class BufferCall {
       fail<InvalidArgument>("{}: the buffer is suspended, allowed: resume, check and destroy", call);
     }
     runtime.calling_thread_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+    runtime.depth_ = ProgramCode::depth();
     outermost_ = true;
   }
   BufferCall(const std::unique_ptr<Runtime>& buffer, const char* call, bool while_suspended = false)
@@ -183,7 +196,7 @@ class BufferCall {
 
   Runtime& runtime() const { return runtime_; }
   Runtime* operator->() const { return &runtime_; }
-  /// Not a call within another one, made by a handler of signals, say.
+  /// Not a call within another one.
   bool outermost() const { return outermost_; }
   /// Among ranks of one node, or between nodes; InvalidArgument where neither is possible. `moves_tokens`: also where
   /// there is no window.

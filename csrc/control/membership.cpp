@@ -85,15 +85,20 @@ void Membership::begin(std::uint64_t buffer, std::span<const ProcessInfo> ranks)
 }
 
 Membership::~Membership() {
-  leave();
+  leave(Goodbye::ended);
   const std::lock_guard lock(plane_->mutex_);
   std::erase(plane_->members_, this);
 }
 
-void Membership::leave() {
+void Membership::leave(Goodbye goodbye) {
   const std::lock_guard lock(plane_->mutex_);
-  look_at_words();
-  if (std::exchange(at(rank_).said.left, 1) == 0) say();
+  look_at_words();  // first: the reason why its calls have ended goes along, and how many it has made
+  Report& said = at(rank_).said;
+  // A rank that has gone alone has not met the others later.
+  if (said.left == Goodbye::alone || goodbye <= said.left) return;
+  said.left = goodbye;
+  said.calls = load_calls();
+  say();
 }
 
 std::vector<int> Membership::awaited_at_end() const {
@@ -102,13 +107,14 @@ std::vector<int> Membership::awaited_at_end() const {
   std::vector<int> awaited;
   for (int rank = 0; rank < size(); ++rank) {
     const Rank& one = at(rank);
-    if (one.said.left == 0 && one.lost == kNobody && report(rank_, rank).left_out == 0) awaited.push_back(rank);
+    if (one.said.left == Goodbye::none && one.lost == kNobody && report(rank_, rank).left_out == 0)
+      awaited.push_back(rank);
   }
   return awaited;
 }
 
 void Membership::meet(double most_s) {
-  leave();
+  leave(Goodbye::meets);
   const Deadline deadline(most_s);
   std::vector<int> awaited;
   while (!(awaited = awaited_at_end()).empty() && !deadline.expired()) std::this_thread::sleep_for(milliseconds(1));
@@ -143,6 +149,29 @@ std::string Membership::describe_end(int rank) const {
   return fmt::format("the process of rank {} has ended ({})", rank, describe(at(rank).info));
 }
 
+bool Membership::has_left(int rank) const {
+  const std::lock_guard lock(plane_->mutex_);
+  return at(rank).said.left != Goodbye::none;
+}
+
+std::string Membership::describe_leaver() const {
+  const std::lock_guard lock(plane_->mutex_);
+  for (int rank = 0; rank < size(); ++rank) {
+    if (rank != rank_ && at(rank).said.left == Goodbye::alone) return fmt::format("rank {} has left the buffer", rank);
+  }
+  return {};
+}
+
+std::string Membership::describe_missing_call(int rank) const {
+  const std::lock_guard lock(plane_->mutex_);
+  const std::uint64_t own = load_calls(), theirs = at(rank).said.calls;
+  // A rank answers a reported wait with its number of calls, unless it stands still.
+  const bool is_known = at(rank).said.left != Goodbye::none || at(rank).heard > at(rank).own.since;
+  if (!is_known || theirs >= own) return {};
+  return fmt::format("Rank {} has not made the call: it has made {} of this buffer, rank {} has made {}", rank, theirs,
+                     rank_, own);
+}
+
 void Membership::leave_out(int rank, bool on) {
   const std::lock_guard lock(plane_->mutex_);
   const std::uint16_t now = on ? 1 : 0;
@@ -158,7 +187,7 @@ void Membership::resume() {
     rank.said.of = {};
     rank.own = {.beats = rank.own.beats, .since = time_};
   }
-  for (auto* const words : {&words_.lost, &words_.failed}) {
+  for (auto* const words : {&words_.lost, &words_.failed, &words_.left}) {
     for (std::uint32_t& word : *words) __atomic_store_n(&word, 0, __ATOMIC_RELAXED);
   }
   __atomic_fetch_add(&words_.changes, 1, __ATOMIC_RELEASE);
@@ -180,7 +209,7 @@ bool Membership::await_end(int rank) const {
   const auto until = Clock::now() + kMostOfAnEnd;
   for (;; std::this_thread::sleep_for(milliseconds(1))) {
     const std::lock_guard lock(plane_->mutex_);
-    if (at(rank).said.left != 0 || has_gone(at(rank))) return true;
+    if (at(rank).said.left != Goodbye::none || has_gone(at(rank))) return true;
     if (Clock::now() > until) return false;
   }
 }
@@ -231,6 +260,8 @@ void Membership::hear(const Token& process, const Report& said) {
     if (said.waits != 0 && (is_itself || (!is_of_this && is_alone))) rank.sign = time_;
     // A masked rank may have woken up, or come back from the other half of a network that was cut in two.
     const bool counts = said.round == report().round && (!masks_ || rank.lost == kNobody);
+    const Goodbye before = rank.said.left;
+    if (is_itself) rank.heard = time_;
     if (is_itself && counts) {
       rank.said = said;
       // Ranks that there are not, by damage or malice.
@@ -239,13 +270,16 @@ void Membership::hear(const Token& process, const Report& said) {
       std::erase_if(rank.said.of,
                     [&](const PeerReport& one) { return one.verdict.rank < 0 || one.verdict.rank >= size(); });
     }
-    if (is_itself && said.left != 0) rank.said.left = 1;  // for good, in whichever round it said so
+    if (!is_itself || said.left == Goodbye::none) continue;
+    rank.said.left = std::max(before, said.left);  // for good, in whichever round it said so
+    const bool is_news = masks_ && before == Goodbye::none && rank.lost == kNobody;
+    if (is_news) verdicts_.push_back({.rank = said.rank, .why = LostWhy::left, .by = said.rank});
   }
 }
 
-/// Its process has ended, and it had not left the buffer.
+/// Its process has ended, and others may still wait for it in exchanges.
 bool Membership::has_gone(const Rank& rank) const {
-  if (rank.peer == nullptr || rank.peer->link != Plane::Link::ended || rank.said.left != 0) return false;
+  if (rank.peer == nullptr || rank.peer->link != Plane::Link::ended || rank.said.left > Goodbye::meets) return false;
   return Clock::now() >= rank.peer->next;
 }
 
@@ -270,6 +304,9 @@ void Membership::look_at_words() {
   // First: with the end of the calls all that kernels wrote before is seen, too, the reason perhaps.
   const int ended_for = static_cast<int>(__atomic_load_n(&words_.ended, __ATOMIC_ACQUIRE)) - 1;
   bool has_news = std::exchange(at(rank_).said.gave_up_on, ended_for) != ended_for;
+  const auto awaits_this = [this](const Rank& rank) { return rank.said.about(rank_).waited_ns != 0; };
+  const bool was_awaited = std::exchange(is_awaited_, std::ranges::any_of(ranks_, awaits_this));
+  if (is_awaited_) has_news |= std::exchange(at(rank_).said.calls, load_calls()) != load_calls() || !was_awaited;
   bool waits = false;
   for (int peer = 0; peer < size(); ++peer) {
     OwnWait& wait = at(peer).own;
@@ -316,7 +353,7 @@ void Membership::judge() {
   }
   for (const Rank& other : ranks_) {
     for (const PeerReport& said : other.said.of) {
-      const bool has_left = said.verdict.why == LostWhy::gone && at(said.verdict.rank).said.left != 0;
+      const bool has_left = said.verdict.why == LostWhy::gone && at(said.verdict.rank).said.left > Goodbye::meets;
       if (!has_left) lose(said.verdict);
     }
   }
@@ -340,7 +377,7 @@ std::vector<LostRank> Membership::decide() {
   for (int rank = 0; rank < rank_; ++rank) {
     const bool is_silent = std::ranges::find(silent, rank, &LostRank::rank) != silent.end();
     const bool is_out =
-        evidence.ranks[index(rank)].lost || at(rank).said.left != 0 || report(rank_, rank).left_out != 0;
+        evidence.ranks[index(rank)].lost || at(rank).said.left != Goodbye::none || report(rank_, rank).left_out != 0;
     before += is_silent || is_out ? 0 : 1;
   }
   const Time turn = before * std::min(timeout_ / kBetweenDeciders, kMostBetweenDeciders);
@@ -372,6 +409,11 @@ void Membership::show() {
   const std::vector<int> ends = ends_of_chains(gather());
   bool changes = false;
   for (int rank = 0; rank < size(); ++rank) {
+    const std::uint32_t left = at(rank).said.left != Goodbye::none && rank != rank_ ? 1 : 0;
+    if (left > load(words_.left, rank)) {
+      changes = true;
+      __atomic_store_n(&words_.left[index(rank)], left, __ATOMIC_RELAXED);  // released with `changes`
+    }
     const int lost = ends[index(rank)];  // with masks each lost rank itself, as one that has given up is lost, too
     if (std::exchange(at(rank).lost, lost) == lost) continue;
     changes = true;

@@ -40,7 +40,7 @@ class Membership {
   /// Returns when the processes of the other ranks and this one are connected.
   Membership(std::shared_ptr<Plane> plane, std::uint64_t buffer, int rank, std::span<const ProcessInfo> ranks,
              ControlWords& words, const JoinOptions& options = {});
-  /// Says goodbye.
+  /// Says goodbye: Goodbye::ended.
   ~Membership();
   Membership(const Membership&) = delete;
   Membership& operator=(const Membership&) = delete;
@@ -53,6 +53,15 @@ class Membership {
   std::vector<int> gone() const;
   /// "the process of rank 3 has ended (process 77 on node-a)"
   std::string describe_end(int rank) const;
+  /// True if `rank` has said goodbye, in any way.
+  bool has_left(int rank) const;
+  /// Says goodbye. Waits for this rank, in calls that it has not made, end.
+  void leave(Goodbye goodbye);
+  /// "rank 3 has left the buffer", of a rank that takes part in no further exchange; empty: all do.
+  std::string describe_leaver() const;
+  /// Of a rank that has made fewer calls than this one, as far as it has said: that it has not made this one. Else
+  /// empty.
+  std::string describe_missing_call(int rank) const;
 
   // With masks.
 
@@ -62,7 +71,6 @@ class Membership {
   /// At the end of the buffer: says goodbye, and returns when all ranks that are not lost, nor left out by this rank's
   /// program, have done so. After `most_s` (0: for ever) a warning names those that have not.
   void meet(double most_s);
-  void leave();
   std::vector<int> awaited_at_end() const;
   /// By all ranks, between two barriers of the bootstrap: forgets the verdicts so far.
   void resume();
@@ -97,6 +105,7 @@ class Membership {
     Time sign{};                        ///< when it has last reported a wait, or what it owes began
     int lost = kNobody;
     OwnWait own = {};  ///< of this rank for it
+    Time heard{};      ///< its last report
   };
 
   int size() const { return static_cast<int>(ranks_.size()); }
@@ -109,6 +118,7 @@ class Membership {
   void step(Clock::time_point now);
   const PeerReport& report(int rank, int peer) const { return at(rank).said.about(peer); }
   PeerReport& mine(int peer) { return at(rank_).said.about(peer); }
+  std::uint64_t load_calls() const { return __atomic_load_n(&words_.calls, __ATOMIC_RELAXED); }
   bool has_gone(const Rank& rank) const;
   void say(bool waits = false);
   void look_at_words();
@@ -127,6 +137,7 @@ class Membership {
   std::vector<Rank> ranks_;
   Clock::time_point looked_;  ///< at waits
   Time time_{}, reported_{};
+  bool is_awaited_ = false;  ///< another rank has reported a wait for this one
   // Of this round.
   std::vector<LostRank> verdicts_;
   Time blamed_since_{};  ///< a rank is about to be lost

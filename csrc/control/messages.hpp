@@ -31,14 +31,24 @@ struct PeerReport {
   }
 };
 
+/// How a rank ends its part of a buffer. The values travel. A goodbye is sent behind all that the rank has enqueued:
+/// what it has sent for its calls is visible then, and nothing follows.
+enum class Goodbye : std::uint32_t {
+  none,
+  meets,  ///< it makes no more calls, and waits in the exchanges of destroy
+  alone,  ///< it takes part in no exchange, either
+  ended,  ///< all its exchanges have ended, and its process may end
+};
+
 struct ReportHead {
   std::uint64_t buffer = 0;
   std::uint32_t round = 0;  ///< one more with each Membership::resume()
   std::int32_t rank = 0;
   std::int32_t gave_up_on = kNobody;  ///< see RankFacts
   std::uint32_t peers = 0;            ///< of which the report says something, as it travels
-  std::uint32_t left = 0;             ///< it makes no more calls, and its process may end
+  Goodbye left = Goodbye::none;       ///< only grows
   std::uint32_t waits = 0;            ///< it waits itself: it is not to blame
+  std::uint64_t calls = 0;            ///< how many it has made: ControlWords::calls
 };
 
 /// All that a rank says. A report takes the place of the one before, so one that is lost does no harm. A rank keeps the

@@ -22,6 +22,7 @@ enum class LostWhy : std::uint32_t {
   silent,  ///< others have waited for it for longer than the time-out, and it has reported no wait of its own
   ended,   ///< it has ended its calls
   failed,  ///< it cannot be reached by RDMA
+  left,    ///< it has left the buffer: no verdict, but with masks calls go on without it
 };
 /// A verdict.
 struct LostRank {

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "csrc/support/program_code.hpp"
+
 namespace deep_ep {
 namespace {
 
@@ -29,6 +31,7 @@ bool InterruptScope::wanted() {
     ~Outside() { current = scope; }
     InterruptScope* scope;
   } const outside;
+  const ProgramCode handlers_of_signals;
   return outside.scope->wanted_();
 }
 

@@ -16,7 +16,8 @@
 // graph makes the recorded calls again, on the stream of the launch: order launches and other calls of the buffer, by
 // one stream or by events. The library does not see launches: two launches at once, or a launch beside a call, take the
 // same number, and rows of one are taken for the other's. A stream is one that all threads see alike, so not
-// cudaStreamPerThread (InvalidArgument). Calls leave the calling thread's current GPU as it was.
+// cudaStreamPerThread (InvalidArgument). Calls leave the calling thread's current GPU as it was. A call within a call of
+// the same buffer, as by a handler of signals, throws Error; the outer call goes on.
 //
 // SMs. `num_sms` of a call's arguments is the most SMs of its main kernel, 0 to 4096; results never depend on it. 0
 // leaves the choice to the library: in normal mode 10 for dispatch and 16 for combine, in low-latency calls all, of
@@ -25,6 +26,18 @@
 // Errors. InvalidArgument names the argument, its value and the allowed values. RankMismatch: arguments of the ranks do
 // not fit together. TimeoutError: a rank does not come. The next call, or `check`, throws the error that a kernel met.
 // All calls throw UseAfterDestroy after `destroy` or a move, and Error in a forked child.
+//
+// Ranks that end. An end says goodbye behind all that this rank has enqueued, however it happens: `destroy`, the
+// destructor, or the end of the process. A peer that has everything it needs completes its call. A peer that needs a
+// call which this rank has not made ends at once: its error names the rank and says "has left the buffer" or "the
+// process ... has ended". With low_latency.masking the rank is masked instead. DEEP_EP_CONTROL=off: peers wait until
+// their deadline.
+// A call that fails on one rank before it has exchanged anything (InvalidArgument, OutOfMemory of memory that is made
+// first) changes nothing: call again. Peers wait meanwhile. One that fails later, as OutOfMemory of results whose sizes
+// were exchanged, ends the buffer on this rank: every later call throws, and peers that wait for the rest throw
+// RankMismatch at once. Destroy the buffer on all ranks.
+//
+// Every wait of the host has a deadline; docs/reference/errors.md lists them.
 #pragma once
 // SPDX-License-Identifier: MIT
 
@@ -57,13 +70,15 @@ class Buffer {
   static constexpr int kMaxTopk = 32;
 
   /// Collective. @throws RankMismatch if options that must be equal are not, SystemError or OutOfMemory if set-up fails
-  /// on some rank, TimeoutError if a rank does not come.
+  /// on some rank, TimeoutError if a rank does not come within DEEP_EP_TIMEOUT_S seconds; after 10 s the log has a
+  /// warning. A callback of the program, as a bootstrap, has to end its own waits.
   /// @param bootstrap the group of ranks; used by the constructor, low_latency_resume and destroy.
   /// @param executor of make_cuda_executor or make_host_executor. Its device is the buffer's device.
   /// @param options see BufferOptions.
   Buffer(std::shared_ptr<Bootstrap> bootstrap, std::shared_ptr<Executor> executor, const BufferOptions& options = {});
-  /// Destroys without talking to peers; prefer `destroy`, which is collective. Waits for this rank's work, and at most
-  /// 10 s for its RDMA operations.
+  /// Says goodbye and destroys without waiting for peers; prefer `destroy`, which is collective. Waits for this rank's
+  /// work, as `check` does, and at most 10 s for its RDMA operations. If the work does not end, its memory stays until
+  /// the process ends.
   ~Buffer();
   /// Calls of the source throw UseAfterDestroy from now on.
   Buffer(Buffer&&) noexcept;
@@ -224,6 +239,8 @@ class Buffer {
   // --------------------------------------------------------------------------------------------------------- end
 
   /// Waits for all calls so far and throws the error that a kernel met; without `wait` looks only at ended kernels.
+  /// @throws TimeoutError if they, or the work before them, have not ended within two time-outs and 10 s (with masking
+  /// eight time-outs and 10 s).
   void check(bool wait = true);
 
   /// Collective: waits for this rank's work, then for the peers, and frees. Tensors that calls returned stay valid.

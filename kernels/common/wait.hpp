@@ -22,11 +22,18 @@ struct Awaited {
 
 /// A wait under way.
 struct Poll {
-  std::uint64_t begin = 0;  ///< of its first look at the clock, in now_ns()
+  std::uint64_t begin = 0;  ///< of its first look at the clock, in now_ns(); see kLeftPeerBits
   std::uint64_t seen = 0;   ///< set by the look: what was found instead, for the fault record
   /// The first look, and each one before the clock is read. A wait for several things may look at only one of them
   /// otherwise: polls of many threads slow down what they wait for.
   bool thorough = true;
+  std::uint32_t left = 0;  ///< set by the look: 1 + a peer that has left, for which the next look may end the wait
+
+  /// True if the wait for `peer` ends.
+  DEEP_EP_DEVICE bool decides(int peer, Lateness found) {
+    if (found == Lateness::look_again) left = static_cast<std::uint32_t>(peer) + 1;
+    return found == Lateness::late;
+  }
 };
 
 /// Polls until `arrived(poll)` is true. Now and then asks whether `gives_up(poll)`, and returns false when that is so.
@@ -43,20 +50,23 @@ DEEP_EP_DEVICE bool poll_until(Arrived arrived, GivesUp gives_up) {
     if (arrived(poll)) return true;
     pause(static_cast<int>(spins));
     if (!looks) continue;
-    if (poll.begin == 0) poll.begin = now_ns();  // not before: what arrives while the clock is read waits for it
+    // Not before: what arrives while the clock is read waits for it.
+    if (poll.begin == 0) poll.begin = now_ns() & ~kLeftPeerBits;
+    poll.left = 0;
     if (gives_up(poll)) return false;
+    poll.begin = (poll.begin & ~kLeftPeerBits) | poll.left;
   }
 }
 
 /// poll_until with a deadline. A policy decides about a wait:
-///   bool called_off(const Awaited&)         nobody needs to wait for this any more
-///   bool ends(const Awaited&, begin, seen)  the time since `begin` (of now_ns) has run out, or the rank is lost: puts
-///                                           it on record, which ends the call; or goes on without the peer
+///   bool called_off(const Awaited&)   nobody needs to wait for this any more
+///   bool ends(const Awaited&, Poll&)  the time since its `begin` has run out, or the rank is lost or has left: puts it
+///                                     on record, which ends the call; or goes on without the peer
 /// They are asked in one thread of the group. False: what was waited for must not be touched.
 template <class Group = OneThread, class Policy, class Arrived>
 DEEP_EP_DEVICE bool wait_until(const Policy& policy, const Awaited& awaited, Arrived arrived) {
-  return poll_until(arrived, [&](const Poll& poll) {
-    return Group::any(Group::leads() && (policy.called_off(awaited) || policy.ends(awaited, poll.begin, poll.seen)));
+  return poll_until(arrived, [&](Poll& poll) {
+    return Group::any(Group::leads() && (policy.called_off(awaited) || policy.ends(awaited, poll)));
   });
 }
 
@@ -66,9 +76,10 @@ struct ReportLate {
   const WaitContext& context;
 
   DEEP_EP_DEVICE bool called_off(const Awaited&) const { return aborted(context); }
-  DEEP_EP_DEVICE bool ends(const Awaited& awaited, std::uint64_t begin, std::uint64_t seen) const {
-    return awaited.wanted != Wanted::nothing && may_be_late(begin) &&
-           end_late_wait(context, awaited.peer, awaited.wanted, awaited.expected, begin, seen);
+  DEEP_EP_DEVICE bool ends(const Awaited& awaited, Poll& poll) const {
+    return awaited.wanted != Wanted::nothing && may_be_late(poll.begin) &&
+           poll.decides(awaited.peer,
+                        end_late_wait(context, awaited.peer, awaited.wanted, awaited.expected, poll.begin, poll.seen));
   }
 };
 

@@ -301,6 +301,7 @@ struct CombineRowFormat {
 
 struct LowLatencyCombineParams : LowLatencyCallParams {
   std::uint32_t row_bytes;  ///< room for a row as it travels
+  std::uint32_t row_lines;  ///< the same
   CombineRowFormat format;
 
   // As expert side: what is sent.

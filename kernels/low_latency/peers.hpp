@@ -57,14 +57,14 @@ DEEP_EP_DEVICE void report_failures(const LowLatencyParams& common) {
 /// Ends a wait if nothing comes from `peer` any more, or if it has lasted for too long: ends the call, or goes on,
 /// where the peer is masked now.
 template <bool kRdma>
-DEEP_EP_DEVICE_CALL bool end_late_wait(const LowLatencyParams& common, int peer, Wanted wanted, std::uint64_t expected,
-                                       std::uint64_t begin) {
-  if (!is_late_wait(common.wait, peer, wanted, begin, [&] { report_failures<kRdma>(common); })) return false;
-  if (!masked(common, peer)) {
+DEEP_EP_DEVICE_CALL Lateness end_late_wait(const LowLatencyParams& common, int peer, Wanted wanted,
+                                           std::uint64_t expected, std::uint64_t begin) {
+  const Lateness found = is_late_wait(common.wait, peer, wanted, begin, [&] { report_failures<kRdma>(common); });
+  if (found == Lateness::late && !masked(common, peer)) {
     const int timeouts = common.mask == nullptr ? 0 : kMostTimeouts;
     report_fault(common.wait, FaultKind::timeout, wanted, peer, timeouts, expected, 0);
   }
-  return true;
+  return found;
 }
 
 /// One call of this rank, and the policy of its waits. `row_bytes`: of a row as it travels. `kRdma` false: no rank is
@@ -80,8 +80,10 @@ struct RankCall {
 
   DEEP_EP_DEVICE bool gives_up(int peer) const { return aborted(common.wait) || masked(common, peer); }
   DEEP_EP_DEVICE bool called_off(const Awaited& awaited) const { return gives_up(awaited.peer); }
-  DEEP_EP_DEVICE bool ends(const Awaited& awaited, std::uint64_t begin, std::uint64_t = 0) const {
-    return may_be_late(begin) && end_late_wait<kRdma>(common, awaited.peer, awaited.wanted, awaited.expected, begin);
+  DEEP_EP_DEVICE bool ends(const Awaited& awaited, Poll& poll) const {
+    return may_be_late(poll.begin) &&
+           poll.decides(awaited.peer,
+                        end_late_wait<kRdma>(common, awaited.peer, awaited.wanted, awaited.expected, poll.begin));
   }
 
   // ---- How each rank is reached ----
@@ -172,10 +174,6 @@ struct RankCall {
   /// Row `slot` of `source` in the window of the rank that gets it.
   DEEP_EP_DEVICE Place<std::byte> row(int source, int slot) const {
     return common.window.rows[kIndex].at(epoch, source, slot, row_bytes);
-  }
-  /// The same place in lines of the heap.
-  DEEP_EP_DEVICE std::uint32_t row_line(int source, int slot) const {
-    return common.window.rows[kIndex].line_at(epoch, source) + static_cast<std::uint32_t>(slot) * (row_bytes / kLine);
   }
   /// The place from which a poster sends row `index` to rank `to`, or to all peers: see LowLatencyWindow.
   DEEP_EP_DEVICE Place<std::byte> staged_row(int to, int index) const {

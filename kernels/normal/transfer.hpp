@@ -150,7 +150,7 @@ struct Transfer {
         }
         return !left;
       };
-      const auto gives_up = [&](const Poll& poll) {
+      const auto gives_up = [&](Poll& poll) {
         // A warp that left without a record would leave the others waiting.
         const bool over = warp::any(policy().called_off({}));
         if (over) return true;
@@ -160,7 +160,8 @@ struct Transfer {
           if (next_part[number] >= parts(number)) continue;
           const AwaitedWord part = missing(number, next_part[number]);
           if (part.word == nullptr) continue;
-          reported = policy().ends(part.awaited, poll.begin, load_relaxed<Scope::system>(part.word)) || reported;
+          poll.seen = load_relaxed<Scope::system>(part.word);
+          reported = policy().ends(part.awaited, poll) || reported;
         }
         return warp::any(reported);
       };
@@ -275,19 +276,19 @@ class RailPoster : Transfer {
 
   /// Asked now and then while nothing happens. It does nothing that only a step may do: a poster that had ended here
   /// would make no step that says so.
-  DEEP_EP_DEVICE bool gives_up(const Poll& poll) {
+  DEEP_EP_DEVICE bool gives_up(Poll& poll) {
     // Puts a failure on record, which no other look would find before the end.
     if (!credit_came_) credit_.reached(credit_.posted());
     if (policy().called_off({})) return true;
     if (!may_be_late(poll.begin)) return false;
     Awaited missing{nodes().rail_in(node_), Wanted::nothing, 0};
-    std::uint64_t seen = 0;
+    poll.seen = 0;
     if (sent_ < posted_) {
       missing.wanted = Wanted::rdma_completion, missing.expected = entries_through(sent_);
     } else if (is_staged()) {
       if (has_room()) return false;  // it has come meanwhile
       missing.wanted = Wanted::internode_credit, missing.expected = rings().room_for(call(), chunk_);
-      seen = seen_head_;
+      poll.seen = seen_head_;
     } else if (!compared_) {
       missing.wanted = Wanted::internode_rows, missing.expected = Progress::at(epoch);
       if (shape_here() >= missing.expected) return false;  // the next step that may look compares it
@@ -295,7 +296,7 @@ class RailPoster : Transfer {
       missing.wanted = Wanted::rdma_completion, missing.expected = credit_.posted();
     }
     // Without a missing word other warps of this rank are late, and say for which rank.
-    return policy().ends(missing, poll.begin, seen);
+    return policy().ends(missing, poll);
   }
   /// Gives the queue pairs back. False where one has failed.
   DEEP_EP_DEVICE bool close() {
@@ -464,7 +465,7 @@ DEEP_EP_DEVICE bool post_all(const Transfer& call, int poster_warp, RailPairs* p
   while (good && warp::any(mine && !poster.ended())) {
     // A new wait after each step: the time runs while nothing happens.
     good = poll_until([&](Poll&) { return warp::any(mine && !poster.ended() && poster.step()); },
-                      [&](const Poll& poll) { return warp::any(mine && !poster.ended() && poster.gives_up(poll)); });
+                      [&](Poll& poll) { return warp::any(mine && !poster.ended() && poster.gives_up(poll)); });
   }
   const bool closed = !mine || poster.close();
   return warp::agree(good && closed);

@@ -17,6 +17,7 @@
 #include "deep_ep/environment.hpp"
 #include "deep_ep/error.hpp"
 #include "deep_ep/executor.hpp"
+#include "deep_ep/interrupt.hpp"
 #include "deep_ep/version.hpp"
 #include "python/bindings/framework.hpp"
 
@@ -120,6 +121,9 @@ PYBIND11_MODULE(_native, module) {
     const auto executor = ordinal < 0 ? deep_ep::make_host_executor() : gpu_executor(ordinal);
     const py::gil_scoped_release released;
     return deep_ep::Buffer::count_nodes(bootstrap, executor);
+  });
+  module.def("ask_whether_to_wait", [] {
+    if (deep_ep::InterruptScope::wanted()) throw deep_ep::Interrupted("a wait for other ranks was interrupted");
   });
   define_events(module);
   define_bootstrap(module);

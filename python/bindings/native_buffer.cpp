@@ -143,7 +143,7 @@ class NativeBuffer : public std::enable_shared_from_this<NativeBuffer> {
         let_go_of_leftovers();
       }
       return result;
-    } catch (const Interrupted&) {
+    } catch (const std::exception&) {  // Interrupted, or what Python's exchanges made of it
       if (raised) throw py::error_already_set(*raised);
       throw;
     }

@@ -27,7 +27,7 @@ class RankMismatch(InvalidArgument):
 
 
 class OutOfMemory(Error, MemoryError):
-    """The buffer's memory is too small for the call."""
+    """The buffer's memory is too small for the call. Every later call raises, too, if the ranks had exchanged sizes."""
 
 
 class PeerTimeout(Error, TimeoutError):

@@ -70,6 +70,36 @@ void meet_others(Bootstrap& exchanges) {
   for (std::size_t rank = 0; rank < all.size(); ++rank) must(all[rank] == static_cast<int>(rank), "other ranks");
 }
 
+/// The bootstrap itself would wait for much longer.
+TEST(BufferExchanges, MakingABufferHasALimitThatNamesWhoIsMissing) {
+  const auto groups = make_thread_bootstraps(3, long_patience());
+  expect_nothing_thrown(run_threads(2, [&](int rank) {
+    BufferExchanges exchanges(groups[static_cast<std::size_t>(rank)]);
+    exchanges.limit_making(0.2);
+    const std::string text = message_of<TimeoutError>([&] { exchanges.barrier(); });
+    must(text.starts_with("exchange: rank " + std::to_string(rank) +
+                          " of 3 waited 0.2 s for other ranks, making a new") &&
+             text.ends_with("order? It waits for rank 2"),
+         text);
+  }));
+}
+
+/// A callback in another language makes an error of its own of what ends its wait.
+TEST(BufferExchanges, ARankThatHasLeftKeepsItsKindThroughACallback) {
+  BufferExchanges exchanges(make_callback_bootstrap(0, 2, [](auto, auto) {
+    try {
+      while (!InterruptScope::wanted()) std::this_thread::yield();
+    } catch (const std::exception& error) {
+      throw std::runtime_error(error.what());
+    }
+  }));
+  int looks = 0;
+  exchanges.end_waits_by([&] {
+    if (++looks > 1) throw PeerLeft("rank 1 has left");
+  });
+  EXPECT_THROW(exchanges.barrier(), PeerLeft);
+}
+
 TEST(BufferExchanges, SmallAndLargeMessages) {
   on_ranks(3, [](const std::shared_ptr<Bootstrap>& group) {
     BufferExchanges exchanges(group);

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <optional>
+#include <string>
+#include <utility>
 
 #include "csrc/executor/own_stream.hpp"
 #include "deep_ep/error.hpp"
@@ -23,6 +25,16 @@ class CallScopeTest : public ::testing::Test {
     return std::ranges::count_if(state(stream).waited_for, [&](const EventHandle& event) {
       return FakeExecutor::stream_of(event) == &state(other);
     });
+  }
+  TimeoutError settle_in_vain(double seconds = 0.01) {
+    context_.settle_s = seconds;
+    try {
+      context_.settle();
+    } catch (const TimeoutError& error) {
+      return error;
+    }
+    ADD_FAILURE() << "the work has ended";
+    return TimeoutError("");
   }
   std::shared_ptr<FakeExecutor> executor_ = std::make_shared<FakeExecutor>();
   OwnStream streams_[3] = {OwnStream(*executor_), OwnStream(*executor_), OwnStream(*executor_)};
@@ -104,8 +116,44 @@ TEST_F(CallScopeTest, AskedForNoEventACallOnTheDefaultStreamHasNoneUntilACallLea
   EXPECT_EQ(waits(caller_, nullptr), 2);
   EXPECT_EQ(of_all.enqueued, before + 1);  // the event that the call waits for
   call_without(true);
-  context_.settle();
+  settle_in_vain();
   EXPECT_EQ(waits(comm_, nullptr), 1);
+}
+
+/// The work of this executor ends when the test says so.
+TEST_F(CallScopeTest, WorkThatDoesNotEndIsWaitedForOnceAndThenForASecond) {
+  settle_in_vain();
+  EXPECT_EQ(context_.settle_s, 1) << "destroy comes behind an error";
+  const TimeoutError error = settle_in_vain();
+  EXPECT_TRUE(std::string(error.what()).starts_with("the work of this rank has not ended within 0.01 s"))
+      << error.what();
+}
+
+/// From the first kernel that other ranks hear of to the end of the scope a failure ends the buffer.
+TEST_F(CallScopeTest, ACallThatFailsAfterItBeginsIsReported) {
+  std::uint64_t calls = 0;
+  int failures = 0;
+  context_.num_calls = &calls;
+  context_.end_begun_call = [&] { ++failures; };
+  const auto call = [&](bool begins, bool fails) {
+    try {
+      CallScope scope(context_, {.stream = caller_});
+      if (begins) scope.begins();
+      if (begins) scope.begins();  // a call may have several kernels
+      if (fails) throw OutOfMemory("no memory for results");
+      scope.finish();
+    } catch (const OutOfMemory&) {
+    }
+    return std::pair(calls, failures);
+  };
+  EXPECT_EQ(call(false, true), std::pair(std::uint64_t{0}, 0)) << "refused: it may be made again";
+  EXPECT_EQ(call(true, false), std::pair(std::uint64_t{1}, 0));
+  EXPECT_EQ(call(true, true), std::pair(std::uint64_t{2}, 1));
+  CallScope scope(context_, {.stream = caller_});
+  scope.begins();
+  state(caller_).gone = state(comm_).gone = true;
+  EXPECT_THROW(scope.finish(), SystemError);
+  EXPECT_EQ(failures, 1) << "all is enqueued that others wait for";
 }
 
 TEST_F(CallScopeTest, RecordedCallsGetNoMemoryOfTheHeap) {

@@ -26,7 +26,7 @@ class InterruptTest : public ClusterTest {
         int questions = 0;
         {
           const InterruptScope scope([&] {
-            require_throws<Error>([&] { buffer.destroy(); }, {"within another call"}, "destroy in a question");
+            require_throws<Error>([&] { buffer.destroy(); }, {"destroy: this thread is in"}, "destroy in a question");
             return ++questions == 3;
           });
           require_throws<Interrupted>([&] { call(rank, buffer); }, {"rank 0", "interrupted"}, "the call");

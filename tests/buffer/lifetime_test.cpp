@@ -2,8 +2,12 @@
 #include <algorithm>
 #include <chrono>
 #include <csignal>
+#include <memory>
+#include <optional>
 
+#include "deep_ep/result_tensors.hpp"
 #include "tests/cluster/fixture.hpp"
+#include "tests/cluster/low_latency_case.hpp"
 #include "tests/cluster/processes.hpp"
 
 namespace deep_ep::test {
@@ -34,6 +38,85 @@ TEST_P(LifetimeTest, EveryCallAfterDestroyIsRefused) {
     }
     require(moved.destroyed(), "destroyed() of a destroyed buffer");
     check_dispatch(rank, one, result);
+  });
+}
+
+TEST_P(LifetimeTest, ARankThatDropsItsBufferEndsTheCallsThatItHasNotMade) {
+  const Case one = make_case({.tokens = {9, 12, 7}});
+  const LowLatencyCase few = make_low_latency_case({.tokens = {3, 4, 2}});
+  BufferOptions options = low_latency_options(3, 8, 512);
+  options.heap_bytes = std::size_t{16} << 20;
+  for (const bool low_latency : {false, true}) {
+    run_cluster(cluster(3), [&](Rank& rank) {
+      std::optional<Buffer> buffer(rank.own_buffer(options));
+      const auto call = [&] {
+        low_latency ? static_cast<void>(buffer->low_latency_dispatch(upload_arguments(rank, few), rank.call()))
+                    : check_dispatch(rank, one, buffer->dispatch(upload_inputs(rank, one).dispatch, rank.call()));
+        buffer->check();
+      };
+      call();
+      if (rank.rank() == 1) return buffer.reset();
+      require_throws<TimeoutError>(
+          call, {"rank 1 has left the buffer", "Rank 1 has not made the call: it has made 1 of this buffer"}, "a call");
+      buffer->destroy();  // waits for no rank, either
+    });
+  }
+}
+
+/// Memory of a framework that may have none left.
+class PoorFramework final : public ResultTensors {
+ public:
+  std::vector<Tensor> make(std::span<const TensorView> wanted, const Order&,
+                           const std::shared_ptr<HeapPieces>& heap) override {
+    if (poor) throw OutOfMemory("no memory for results");
+    if (heap != nullptr) return {};
+    struct Owned final : Tensor::Storage {
+      explicit Owned(std::size_t bytes) : memory(bytes + 1) {}
+      void record_stream(StreamHandle) override {}
+      std::vector<std::byte> memory;
+    };
+    std::vector<Tensor> made;
+    for (TensorView view : wanted) {
+      const auto owner = std::make_shared<Owned>(view.bytes());
+      view.data = owner->memory.data();
+      made.emplace_back(view, owner);
+    }
+    return made;
+  }
+  bool poor = false;
+};
+
+class HalfWayTest : public ClusterTest {};
+INSTANTIATE_TEST_SUITE_P(On, HalfWayTest, testing::Values(Where{Target::host, Placement::threads}), name_of_place);
+
+TEST_P(HalfWayTest, ACallThatFailsBehindItsFirstExchangeEndsTheBufferOnAllRanks) {
+  const Case one = make_case({.tokens = {9, 12}});
+  run_cluster(cluster(2), [&](Rank& rank) {
+    const auto framework = std::make_shared<PoorFramework>();
+    Buffer buffer = rank.own_buffer({.heap_bytes = std::size_t{16} << 20, .result_tensors = framework});
+    const auto call = [&](std::int64_t most) {
+      DispatchArguments arguments = upload_inputs(rank, one).dispatch;
+      arguments.num_worst_tokens = most;
+      const DispatchResult result = buffer.dispatch(arguments, rank.call());
+      buffer.check();
+    };
+    call(0);
+    if (rank.rank() == 1) {
+      framework->poor = true;
+      require_throws<OutOfMemory>([&] { call(100); }, {"no memory for results"}, "made before the exchange");
+      framework->poor = false;
+    }
+    call(100);  // the other rank has waited for it
+    if (rank.rank() == 0) {
+      const std::string why = "rank 1 has ended the call, and its own error says why";
+      require_throws<RankMismatch>([&] { call(0); }, {why}, "the peer's call");
+    } else {
+      framework->poor = true;
+      require_throws<OutOfMemory>([&] { call(0); }, {"no memory for results"}, "made behind the exchange");
+      framework->poor = false;
+      const std::string why = "an earlier call failed after other ranks had begun it";
+      require_throws<Error>([&] { call(0); }, {why, "destroy the buffer"}, "a later call");
+    }
   });
 }
 

@@ -62,6 +62,25 @@ TEST_P(PlaneTest, LeavingIsNotDying) {
   EXPECT_EQ(buffer.words[0].lost_for(1), kNobody);
 }
 
+TEST_P(PlaneTest, AGoodbyeEndsWaitsAndExchangesAsFarAsItSays) {
+  for (const bool masks : {false, true}) {
+    Planes planes(3, by_unix());
+    Planes::Buffer& buffer = planes.join(1, {0, 1, 2}, JoinOptions{.masks = masks});
+    buffer[1].leave(Goodbye::meets);
+    const auto left = [&](int rank) { return __atomic_load_n(&buffer.words[0].left[rank], __ATOMIC_ACQUIRE) != 0; };
+    EXPECT_TRUE(eventually([&] { return left(1); }));
+    EXPECT_TRUE(buffer[0].has_left(1));
+    EXPECT_EQ(buffer.words[0].lost_for(1), kNobody);
+    EXPECT_EQ(buffer[0].describe_leaver(), "") << "it is still in the exchanges of destroy";
+    EXPECT_EQ(buffer[0].lost().size(), masks ? 1u : 0u) << "what the log tells";
+    planes.end(1);
+    EXPECT_TRUE(eventually([&] { return buffer[0].gone() == std::vector<int>{1}; })) << "where it is waited for";
+    buffer[2].leave(Goodbye::alone);
+    EXPECT_TRUE(eventually([&] { return buffer[0].describe_leaver() == "rank 2 has left the buffer"; }));
+    EXPECT_FALSE(left(0));
+  }
+}
+
 TEST_P(PlaneTest, ARankThatHasLeftOneBufferIsMissedInAnother) {
   Planes planes(2, by_unix());
   Planes::Buffer& first = planes.join(1, {0, 1});
@@ -133,7 +152,7 @@ TEST(PlaneOverTcp, AResetEndsNothingAndIsMadeGood) {
   for (const int rank : {0, 1, 2}) EXPECT_EQ(buffer[rank].gone(), std::vector<int>{});
   // A goodbye is heard, if need be by the next connection, and an end without one is seen.
   reset_all();
-  buffer[1].leave();
+  buffer[1].leave(Goodbye::meets);
   for (const int rank : {0, 2}) {
     EXPECT_TRUE(eventually([&] { return buffer[rank].awaited_at_end() == std::vector<int>({0, 2}); })) << rank;
   }
@@ -221,7 +240,7 @@ TEST(PlaneOverTcp, ACutOfTheControlNetworkLosesNobody) {
     make_calls(timeout_s);
     // They hear of each other as before.
     buffer.leave(0);
-    buffer[1].leave();
+    buffer[1].leave(Goodbye::meets);
     EXPECT_TRUE(eventually([&] { return buffer[1].awaited_at_end().empty(); }));
     buffer.leave(1);
   }

@@ -260,6 +260,16 @@ TEST_F(WaitsTest, ARankMayBeSilentWhileAThreadBesideItWaitsInAnotherBuffer) {
   EXPECT_TRUE(eventually([&] { return first.words[0].lost_for(1) == 1; }));
 }
 
+TEST_F(WaitsTest, ARankThatIsWaitedForSaysHowManyCallsItHasMade) {
+  Waits waits(make(2, false));
+  for (const std::size_t rank : {0, 1}) __atomic_store_n(&buffer_->words[rank].calls, 2 - rank, __ATOMIC_RELAXED);
+  waits.begin(0, 1);
+  const std::string text = "Rank 1 has not made the call: it has made 1 of this buffer, rank 0 has made 2";
+  EXPECT_TRUE(eventually([&] { return member(0).describe_missing_call(1) == text; }));
+  __atomic_store_n(&buffer_->words[1].calls, 2, __ATOMIC_RELAXED);
+  EXPECT_TRUE(eventually([&] { return member(0).describe_missing_call(1).empty(); }));
+}
+
 TEST_F(WaitsTest, WithMasksARankThatHasEndedItsCallsIsLost) {
   make(3, true).words[1].end_wait_for(1);
   expect_lost({0, 1, 2}, {1});
@@ -278,7 +288,7 @@ TEST(DecidingRank, ThatDoesNotAnswerIsFollowedByTheNext) {
 
 /// As a rank does that was in the other half of a network that was cut in two.
 TEST(Report, TravelsInPiecesAndBehindOthers) {
-  Report said{{.buffer = 5, .round = 2, .rank = 3, .gave_up_on = 9, .left = 1, .waits = 1}};
+  Report said{{.buffer = 5, .round = 2, .rank = 3, .gave_up_on = 9, .left = Goodbye::meets, .waits = 1}};
   said.about(1000).waited_ns = 7;
   Connection connection;
   said.send(connection);
@@ -399,7 +409,7 @@ TEST_F(WaitsTest, ResumingForgetsVerdictsAndLateNewsOfThem) {
 TEST_F(WaitsTest, RanksMeetAtTheEndWithoutThoseThatAreLost) {
   make(4, true);
   const auto awaited = [&](int rank) { return member(rank).awaited_at_end(); };
-  for (const int rank : {0, 1}) member(rank).leave();
+  for (const int rank : {0, 1}) member(rank).leave(Goodbye::meets);
   EXPECT_TRUE(eventually([&] { return awaited(0) == Ranks({2, 3}) && awaited(1) == Ranks({2, 3}); }));
   planes_->end(2);
   EXPECT_TRUE(eventually([&] { return awaited(0) == Ranks{3} && awaited(1) == Ranks{3}; }));

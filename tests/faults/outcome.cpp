@@ -120,7 +120,8 @@ class Judge {
         return own ? std::vector{"SystemError", "TimeoutError"} : std::vector{"TimeoutError"};
       case Fault::memory:
         if (own) return {"OutOfMemory"};
-        return plan_.masking ? std::vector<const char*>{} : std::vector{"TimeoutError"};
+        // It fails in the middle of a call that others are in, or leaves before.
+        return plan_.masking ? std::vector<const char*>{} : std::vector{"RankMismatch", "TimeoutError"};
       case Fault::set_up:
         return own ? std::vector{"OutOfMemory"} : std::vector{"SystemError"};
       case Fault::bootstrap:

@@ -53,6 +53,8 @@ struct Wait {
     words[0].changes = 1;
   }
 
+  void leave(int rank) const { words[0].left[rank] = words[0].changes = 1; }
+
   Shared<FaultRecord> faults;
   Shared<std::uint64_t> abort, signal;
   Shared<std::uint32_t> payload, returned;
@@ -147,6 +149,17 @@ TEST(Wait, ForWhatIsThereDoesNotAskWhoIsLost) {
   });
 }
 
+TEST(Wait, ForARankThatHasLeftEnds) {
+  on_every_executor([](Executor& executor) {
+    const Wait wait(executor);
+    wait.leave(3);
+    run(executor, wait_probe(), {1, 96, 0}, wait.params(0));
+    for (std::size_t thread = 0; thread <= 32; ++thread) ASSERT_EQ(wait.returned[thread], 1u) << "thread " << thread;
+    EXPECT_EQ(wait.faults[0].kind, FaultKind::timeout);
+    EXPECT_EQ(wait.faults[0].peer, 3);
+  });
+}
+
 /// Whichever lane is the first to find that the time is over, what is missing is on record: a wait that ends without
 /// that leaves all others of the rank waiting for ever.
 TEST(Wait, AWarpThatServesNodesEnds) {
@@ -185,10 +198,11 @@ TEST(Wait, ZeroIsNoDeadline) {
   std::uint64_t abort = 0;
   WaitContext context{.fault = faults, .abort = &abort};
   const device::Awaited awaited{0, Wanted::counts, 1};
-  EXPECT_FALSE(device::ReportLate{context}.ends(awaited, 0, 0));
+  device::Poll poll;
+  EXPECT_FALSE(device::ReportLate{context}.ends(awaited, poll));
   context.timeout_ns = 1;
-  EXPECT_TRUE(device::ReportLate{context}.ends(awaited, 0, 0));
-  EXPECT_FALSE(device::ReportLate{context}.ends({0, Wanted::nothing, 0}, 0, 0));
+  EXPECT_TRUE(device::ReportLate{context}.ends(awaited, poll));
+  EXPECT_FALSE(device::ReportLate{context}.ends({0, Wanted::nothing, 0}, poll));
 }
 
 TEST(Faults, TheFirstOneIsKept) {

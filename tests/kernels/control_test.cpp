@@ -21,6 +21,13 @@ constexpr std::uint64_t kMs = 1'000'000;
 constexpr int kOwn = 1;
 constexpr Wanted kRows = Wanted::low_latency_dispatch_rows;
 
+/// A look of a wait that began then.
+template <class WaitPolicy>
+bool ends_wait(const WaitPolicy& policy, const device::Awaited& awaited, std::uint64_t begin) {
+  device::Poll poll{.begin = begin & ~device::kLeftPeerBits};
+  return policy.ends(awaited, poll);
+}
+
 struct ControlledRank {
   ControlWords words{};
   ControlState control{};
@@ -40,9 +47,15 @@ struct ControlledRank {
     words.lost[rank] = static_cast<std::uint32_t>(by) + 1;
     ++words.changes;
   }
+  void leave(int rank) {
+    words.left[rank] = 1;
+    ++words.changes;
+  }
   /// A wait that has lasted for so long looks.
   bool looks(int peer, std::uint64_t lasted) const { return ends(peer, device::now_ns() - lasted); }
-  bool ends(int peer, std::uint64_t begin) const { return device::ReportLate{wait}.ends({peer, kRows, 1}, begin, 0); }
+  bool ends(int peer, std::uint64_t begin) const {
+    return ends_wait(device::ReportLate{wait}, {peer, kRows, 1}, begin);
+  }
   /// The next wait reports at once.
   void forget_looks() { std::ranges::fill(control.looked, 0); }
 };
@@ -92,6 +105,23 @@ TEST(Control, AWaitEndsWhenNothingComesOfItsPeer) {
   rank.forget_looks();
   EXPECT_TRUE(rank.looks(0, 20 * kMs));
   EXPECT_EQ(rank.control.seen, 2u);
+}
+
+/// What the peer has sent before it left may have become visible behind the look that hears of it.
+TEST(Control, AWaitForARankThatHasLeftEndsAtTheNextLook) {
+  ControlledRank rank;
+  rank.leave(2);
+  rank.leave(3);
+  const device::ReportLate policy{rank.wait};
+  device::Poll poll{.begin = (device::now_ns() - 20 * kMs) & ~device::kLeftPeerBits};
+  EXPECT_FALSE(policy.ends({3, kRows, 1}, poll));
+  EXPECT_FALSE(policy.ends({0, kRows, 1}, poll)) << "it may still come";
+  EXPECT_EQ(rank.faults[0].written, 0u);
+  poll.begin |= poll.left;
+  EXPECT_FALSE(policy.ends({2, kRows, 1}, poll)) << "the look before was for another rank";
+  EXPECT_TRUE(policy.ends({3, kRows, 1}, poll));
+  EXPECT_EQ(rank.faults[0].peer, 3);
+  EXPECT_EQ(rank.words.ended, 3u + 1);
 }
 
 TEST(Control, OwnDeadlinesComeLater) {
@@ -209,12 +239,26 @@ TEST(Control, WithMaskingNoWaitMasksByItself) {
   MaskingRank rank;
   const Policy policy{rank.params, 1, 0};
   const device::Awaited rows{3, kRows, 1};
-  EXPECT_FALSE(policy.ends(rows, device::now_ns() - 900 * kMs));
+  EXPECT_FALSE(ends_wait(policy, rows, device::now_ns() - 900 * kMs));
   EXPECT_FALSE(policy.called_off(rows));
   rank.lose(3, 3);
   rank.forget_looks();
-  EXPECT_TRUE(policy.ends(rows, device::now_ns() - 900 * kMs));
+  EXPECT_TRUE(ends_wait(policy, rows, device::now_ns() - 900 * kMs));
   EXPECT_TRUE(policy.called_off(rows));
+  EXPECT_EQ(rank.abort, 0u) << "the call goes on without it";
+}
+
+TEST(Control, WithMaskingAWaitMasksARankThatHasLeft) {
+  MaskingRank rank;
+  rank.leave(3);
+  const Policy policy{rank.params, 1, 0};
+  device::Poll poll{.begin = (device::now_ns() - 20 * kMs) & ~device::kLeftPeerBits};
+  EXPECT_FALSE(policy.ends({3, kRows, 1}, poll));
+  EXPECT_FALSE(device::low_latency::masked(rank.params, 3));
+  poll.begin |= poll.left;
+  EXPECT_TRUE(policy.ends({3, kRows, 1}, poll));
+  EXPECT_TRUE(device::low_latency::masked(rank.params, 3));
+  EXPECT_EQ(rank.control.version, 2u) << "blocks that have received with it receive again";
   EXPECT_EQ(rank.abort, 0u) << "the call goes on without it";
 }
 
@@ -222,7 +266,7 @@ TEST(Control, WithMaskingRanksThatMixUpTheirCallsDoNotWaitForEver) {
   MaskingRank rank;
   const Policy policy{rank.params, 1, 0};
   const device::Awaited rows{3, kRows, 1};
-  ASSERT_TRUE(policy.ends(rows, device::now_ns() - 1100 * kMs));
+  ASSERT_TRUE(ends_wait(policy, rows, device::now_ns() - 1100 * kMs));
   EXPECT_EQ(rank.abort, 1u);
   EXPECT_EQ(rank.faults[0].kind, FaultKind::timeout);
   EXPECT_EQ(rank.faults[0].peer, 3);
@@ -251,7 +295,7 @@ TEST(Control, AWaitFindsAFailedQueuePairToAnyRank) {
       for (int look = 0; look < 4; ++look) {
         EXPECT_EQ(rank.words.failed[3], 0u) << look;
         rank.forget_looks();
-        EXPECT_FALSE((Policy{rank.params, 1, 0}.ends({0, kRows, 1}, device::now_ns() - 20 * kMs)));
+        EXPECT_FALSE(ends_wait(Policy{rank.params, 1, 0}, {0, kRows, 1}, device::now_ns() - 20 * kMs));
       }
       EXPECT_EQ(rank.words.failed[3] != 0, far);
     }

@@ -226,6 +226,7 @@ CombineResult Buffer::combine_elastic(const ElasticCombineArguments& arguments, 
   for (TokenWindow& window = params.window; window.first_token < window.max_tokens;
        window.first_token += window.tokens) {
     in->launch(choices::combine_elastic, params, shape, scope);
+    scope.begins();
   }
   result.event = scope.finish();
   return result;

@@ -224,6 +224,7 @@ void dispatch_in_node(ElasticDispatchResult& result, const ElasticDispatchArgume
     const std::int64_t most = std::int64_t{mode.common.num_ranks} * arguments.max_tokens;
     handle = make_tables(arguments, most, true, params.numbers, *mode.common.state, scope);
     runtime.launch(choices::dispatch_elastic, params, shape, scope);
+    scope.begins();
     if (arguments.exact) {
       result.num_recv_tokens_per_expert = mode.wait_for_counts(rows.num_local_experts, scope);
       for (Tensor* const rows_of_all : {&handle.metadata, &handle.local_topk_idx}) {
@@ -249,6 +250,7 @@ void dispatch_in_node(ElasticDispatchResult& result, const ElasticDispatchArgume
   for (; window.first_token < window.max_tokens; window.first_token += window.tokens) {
     // Those of a fresh first pass have been sent.
     if (!params.fresh) runtime.launch(choices::dispatch_elastic, params, shape, scope);
+    scope.begins();
     params.fresh = false;
     moving.window = window;
     spread_rows(moving, runtime.policy(), runtime, scope);

@@ -66,6 +66,7 @@ EventHandle move_replicas(const BufferCall& in, const ConstTensorView& mapping, 
                           .shared_bytes = 0};
   CallScope scope = runtime.begin(call);
   runtime.launch(choices::move_replicas, params, shape, scope);
+  scope.begins();
   return scope.finish();
 }
 

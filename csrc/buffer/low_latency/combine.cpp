@@ -150,6 +150,7 @@ LowLatencyCombinePlan plan_combine(const LowLatencyCombineArguments& arguments, 
   const bool unreduced = goes_unreduced(arguments, params, setup);
   params.format = CombineRowFormat{params.hidden, setup.rest_bits};
   params.row_bytes = params.format.bytes(!unreduced);
+  params.row_lines = params.row_bytes / kTaggedLine;
   choose_rails(LowLatencyKind::combine, !arguments.return_recv_hook, params, row_bytes(params, setup), setup);
   if (arguments.overlap) set_overlap(params, arguments, unreduced, setup);
   params.call_shape = shape_of({params.max_tokens, params.num_topk, params.hidden, params.num_local_experts,

@@ -1,6 +1,7 @@
 #include "csrc/buffer/low_latency/low_latency.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "csrc/bootstrap/agreement.hpp"
 #include "csrc/buffer/checks.hpp"
@@ -122,11 +123,14 @@ TensorView Buffer::low_latency_memory() const {
                                 {static_cast<std::int64_t>(window.bytes_of_calls())}, in->device());
 }
 
-void LowLatency::log_masks() {
-  if (!masks() || __atomic_load_n(&runtime_.control_words().changes, __ATOMIC_ACQUIRE) == 0) return;
+void LowLatency::log_masks(bool at_end) {
+  // The control thread keeps a verdict before it moves the word, so a verdict that is missed here moves it again.
+  const std::uint32_t changes = __atomic_load_n(&runtime_.control_words().changes, __ATOMIC_ACQUIRE);
+  if (!masks() || std::exchange(seen_, changes) == changes) return;
   const control::Membership& membership = *runtime_.membership();
   const std::vector<control::LostRank> lost = membership.lost();
   for (; logged_ < lost.size(); ++logged_) {
+    if (at_end && lost[logged_].why == control::LostWhy::left) continue;
     log::warn("{}", describe_masking(lost[logged_], membership.describe_end(lost[logged_].rank)));
     const std::string failure = runtime_.faults().describe_failure(lost[logged_].rank);
     if (!failure.empty()) log::warn("{}", failure);
@@ -178,6 +182,7 @@ void Buffer::low_latency_clean(StreamHandle stream) {
   // that have no expert here), and before another one, behind which they send rows of later calls. Every rank
   // makes both, also if its program has not asked for the memory.
   barrier();
+  scope.begins();
   if (mode.shown_) {
     const LowLatencyWindow& window = mode.setup_.common.window;
     in->executor()->fill(window.of_calls().in(mode.setup_.common.local), 0, window.bytes_of_calls(), scope.stream());

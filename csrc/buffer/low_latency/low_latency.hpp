@@ -40,8 +40,9 @@ class LowLatency : public std::enable_shared_from_this<LowLatency> {
   /// Collective. The runtime's layout has memory for it.
   explicit LowLatency(Runtime& runtime);
 
-  /// Logs which ranks are masked since the last look, and a queue pair of this rank that failed.
-  void log_masks();
+  /// Logs which ranks are masked since the last look, and a queue pair of this rank that failed. Cheap when there is
+  /// nothing new. `at_end`: all ranks leave, which is no news.
+  void log_masks(bool at_end = false);
 
   // With masks.
   /// The first half of low_latency_resume, by this rank alone: what it has begun is over.
@@ -63,6 +64,7 @@ class LowLatency : public std::enable_shared_from_this<LowLatency> {
   void launch(LowLatencyKind kind, const LowLatencyPlan<Params>& plan, CallScope& scope, StreamHandle caller_stream,
               Result& result, const Used&... used) {
     plan.enqueue(plan.first, runtime_, scope);
+    scope.begins();
     if (plan.receive) {
       auto enqueue = [this, plan, kept = std::tuple(result, used...)](const CallScope& of_hook) {
         plan.enqueue(*plan.receive, runtime_, of_hook);
@@ -97,6 +99,7 @@ class LowLatency : public std::enable_shared_from_this<LowLatency> {
   LowLatencySetup setup_;
   bool shown_ = false;      ///< has the program been given the memory of calls? It may write there
   std::size_t logged_ = 0;  ///< verdicts
+  std::uint32_t seen_ = 0;  ///< the value of ControlWords::changes before the last look at verdicts
   std::array<WaitingParts, kLowLatencyKinds> waiting_ = {
       {{.call = "low_latency_dispatch"}, {.call = "low_latency_combine"}}};
 };

@@ -37,6 +37,34 @@ struct CombinePieces {
 };
 static_assert(kMaxRanks <= 1 << (32 - CombinePieces::kRankShift));
 
+/// By one thread, of a row in line `row` of the heap that does not come with the tag of this `mark`: if another one lies
+/// there, the call ends; but only once the ranks that write there have said that they mean this call, as one that means
+/// another, with rows of another size, may have written there, too.
+///
+/// Unreduced, all ranks write there, and have sent all rows then. Else `rank` may still send; it sends what its dispatch
+/// brought, if that had the weights, and this rank may select something else now.
+template <bool kUnreduced>
+DEEP_EP_DEVICE_CALL void compare_row(const LowLatencyCombineParams& params, std::uint64_t epoch, std::uint32_t meaning,
+                                     int token, int rank, std::uint32_t mark, std::uint32_t row) {
+  const CombineCall<false> call{{params.common, epoch, params.row_bytes}, params, meaning};
+  const int writers = kUnreduced ? int{params.common.num_ranks} : 1;
+  for (int i = 0; i < writers; ++i) {
+    if (!call.load_announced(kUnreduced ? i : rank).known) return;
+  }
+  fence<Scope::system>();  // acquires what they have sent
+  const std::byte* const line = params.common.local + std::size_t{row} * kTaggedLine;
+  const std::uint64_t seen =
+      load_acquire<Scope::system>(reinterpret_cast<const std::uint64_t*>(line + kTaggedPayload));
+  const std::uint64_t tag = call.tag(mark);
+  if (seen == tag || (!kUnreduced && !call.of_this_call(seen))) return;
+  int expert = call.expert_of(tag);
+  for (int k = 0; call.is_sum(tag) && k < params.num_topk; ++k) {  // the last one of the rank
+    const int one = Selection::load(params, token, k).expert(params);
+    if (params.rank_of(one) == rank) expert = one;
+  }
+  call.refuse(rank, 2, static_cast<std::uint32_t>(expert), static_cast<std::uint32_t>(token));
+}
+
 template <bool kRdma, bool kWeighted, bool kUnreduced>
 struct CombineAdder {
   static constexpr int kTogether = 8;                  ///< pieces that are polled at once, four lines of each
@@ -159,8 +187,8 @@ struct CombineAdder {
       pieces.alone = count == 1 && (pieces.several & 1) == 0;
     }
     if (lane >= count) return pieces;
-    pieces.row =
-        kUnreduced ? call.row_line(0, token * params.num_topk + its_selection) : call.row_line(its_rank, token);
+    const int slot = kUnreduced ? token * params.num_topk + its_selection : token;
+    pieces.row = call.part_line(kUnreduced ? 0 : its_rank) + static_cast<std::uint32_t>(slot) * params.row_lines;
     if (relays(owner)) {
       pieces.row = static_cast<std::uint32_t>(call.row_of_member(owner, its_rank, token).offset / kTaggedLine);
     }
@@ -251,8 +279,15 @@ struct CombineAdder {
     const bool is_line = line < format().lines;
     const std::uint32_t part = line * kLineLanes + static_cast<std::uint32_t>(LineLane().part);
     const std::uint32_t to_rest = (format().rest_line(line) - line) * kLineLanes;
-    const auto cycles = static_cast<std::uint32_t>(clock_cycles());
     lines.missing = (1u << count) - 1;
+    // The sum of what is added now and when the lane's piece has come is the time. In between the word says nothing.
+    const auto add_cycles = [&](std::uint32_t which, std::int64_t cycles) {
+      const int i = lane_index() - first;
+      const bool mine = i >= 0 && i < kTogether && (which >> i & 1u) != 0;
+      if (!measures || !mine || (pieces.firsts >> lane_index() & 1) == 0) return;
+      add_relaxed<Scope::gpu>(params.wait_cost + pieces.rank_of(pieces.mark), cycles);
+    };
+    add_cycles(lines.missing, -clock_cycles());
     const auto tag = [&](int i) { return call.tag(warp::shuffle(pieces.mark, first + i)); };
     const auto all_there = [&](const Poll& look) {
       const std::uint32_t before = lines.missing;
@@ -264,57 +299,29 @@ struct CombineAdder {
             return params.common.local + std::size_t{at} * sizeof(Vec16);
           },
           [&](int) { return is_line; });
-      const int i = lane_index() - first;
-      const bool came = i >= 0 && i < kTogether && ((before & ~lines.missing) >> i & 1u) != 0;
-      if (measures && came && (pieces.firsts >> lane_index() & 1) != 0) {
-        add_relaxed<Scope::gpu>(params.wait_cost + pieces.rank_of(pieces.mark),
-                                static_cast<std::uint32_t>(clock_cycles()) - cycles);
-      }
+      add_cycles(before & ~lines.missing, clock_cycles());
       return there;
     };
-    const auto gives_up = [&](const Poll& look) {
-      bool gone = false;
-      each_bit(lines.missing, [&](int i) { gone = is_gone(token, pieces, first + i, look.begin) || gone; });
-      return gone || warp::any(aborted(params.common.wait));
+    const auto gives_up = [&](Poll& look) {  // each lane asks about its own piece
+      const int i = lane_index() - first;
+      const bool waits = i >= 0 && i < kTogether && (lines.missing >> i & 1u) != 0;
+      return warp::any((waits && is_gone(token, pieces, look)) || aborted(params.common.wait));
     };
-    return poll_until(all_there, gives_up);
+    const bool there = poll_until(all_there, gives_up);
+    if (!there) add_cycles(lines.missing, clock_cycles());
+    return there;
   }
 
-  /// By a whole warp, of a piece that does not come: is its rank masked?
-  DEEP_EP_DEVICE bool is_gone(int token, const CombinePieces& pieces, int piece, std::uint64_t begin) const {
-    const std::uint32_t mark = warp::shuffle(pieces.mark, piece);
-    const int rank = pieces.rank_of(mark);
-    const std::byte* row = params.common.local + std::size_t{warp::shuffle(pieces.row, piece)} * kTaggedLine;
-    if (lane_index() == 0 && !masked(params.common, rank)) {
-      if (kWeighted || kUnreduced) compare_row(token, rank, call.tag(mark), row);
-      if (!kUnreduced) call.ends({rank, Wanted::low_latency_combine_rows, call.epoch}, begin);
+  /// By one thread, of its piece, which does not come: is its rank masked?
+  DEEP_EP_DEVICE bool is_gone(int token, const CombinePieces& pieces, Poll& look) const {
+    const int rank = pieces.rank_of(pieces.mark);
+    if (masked(params.common, rank)) return true;
+    if constexpr (kWeighted || kUnreduced) {
+      compare_row<kUnreduced>(params, call.epoch, call.meaning, token, rank, pieces.mark, pieces.row);
     }
-    warp::sync();
-    return !kUnreduced && warp::any(masked(params.common, rank));
+    if (!kUnreduced) call.ends({rank, Wanted::low_latency_combine_rows, call.epoch}, look);
+    return !kUnreduced && masked(params.common, rank);
   }
-  /// By one thread, of a row of `rank` that does not come with that tag: if another one lies there, the call ends; but
-  /// only once the ranks that write there have said that they mean this call, as one that means another, with rows of
-  /// another size, may have written there, too.
-  ///
-  /// Unreduced, all ranks write there, and have sent all rows then. Else the rank may still send; it sends what its
-  /// dispatch brought, if that had the weights, and this rank may select something else now.
-  DEEP_EP_DEVICE void compare_row(int token, int rank, std::uint64_t tag, const std::byte* row) const {
-    const int writers = kUnreduced ? int{params.common.num_ranks} : 1;
-    for (int i = 0; i < writers; ++i) {
-      if (!call.load_announced(kUnreduced ? i : rank).known) return;
-    }
-    fence<Scope::system>();  // acquires what they have sent
-    const std::uint64_t seen =
-        load_acquire<Scope::system>(reinterpret_cast<const std::uint64_t*>(row + kTaggedPayload));
-    if (seen == tag || (!kUnreduced && !call.of_this_call(seen))) return;
-    int expert = call.expert_of(tag);
-    for (int k = 0; call.is_sum(tag) && k < params.num_topk; ++k) {  // the last one of the rank
-      const int one = Selection::load(params, token, k).expert(params);
-      if (params.rank_of(one) == rank) expert = one;
-    }
-    call.refuse(rank, 2, static_cast<std::uint32_t>(expert), static_cast<std::uint32_t>(token));
-  }
-
   DEEP_EP_DEVICE bool measures(int unit) const { return params.wait_cost != nullptr && unit == 0; }
 };
 

@@ -287,7 +287,7 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
   const bool tells = block_index() == (kRdma ? 0 : grid_blocks() - 1);
   const bool pushes = group < groups && works;
   const bool announces = kAnnounced && sends_part && works;
-  // The tokens of this block. Two blocks share one if there are so many.
+  // The tokens of this block: this one, and others a grid apart. Two blocks share one if there are so many.
   const int by_two = !kRdma && common.mask == nullptr && 2 * params.num_tokens <= common.working_blocks ? 1 : 0;
   const int first = works ? block_index() >> by_two : params.num_tokens;
 
@@ -337,9 +337,8 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
     if (!kAnnounced && last_warp && tells) receiving.await_meanings();
     const int member = (block_index() & by_two) * block_warps() + warp;
     const Adder adder{params, receiving, member, block_warps() << by_two, loaded, first};
-    const int step = common.working_blocks >> by_two;
     receive_with_masks<kAnnounced>(common, LowLatencyKind::combine, *shared.words,
-                                   [&](bool again) { adder.add_all(again ? 0 : first, again ? 1 : step); });
+                                   [&](bool again) { adder.add_all(again ? 0 : first, again ? 1 : common.working_blocks); });
   }
   if (kAnnounced || (kWeighted && sends_part)) return;
 

@@ -201,6 +201,10 @@ struct CombineCall : RankCall<LowLatencyKind::combine, kRdma> {
   DEEP_EP_DEVICE static bool is_sum(std::uint64_t tag) {
     return (tag >> kMarkShift & 7) < static_cast<std::uint32_t>(CombineRowKind::row);
   }
+  /// The line of the heap where the rows of a source begin.
+  DEEP_EP_DEVICE std::uint32_t part_line(int source) const {
+    return common.window.rows[Base::kIndex].line_at(epoch, source);
+  }
   /// Row of the dispatch's selection `k` of `token`, in the heap of the token's owner: see unreduced.hpp.
   DEEP_EP_DEVICE Place<std::byte> selected_row(int token, int k) const { return row(0, token * params.num_topk + k); }
 

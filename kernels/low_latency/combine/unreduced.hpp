@@ -115,7 +115,8 @@ struct UnreducedPusher : RowPusher {
     const WaitContext& wait = params.common.wait;
     const int rank = params.common.rank;
     constexpr Wanted kWanted = Wanted::low_latency_combine_signal;
-    if (seen >= expected || !may_be_late(begin) || !is_late_wait(wait, rank, kWanted, begin, [] {})) return;
+    if (seen >= expected || !may_be_late(begin)) return;
+    if (is_late_wait(wait, rank, kWanted, begin, [] {}) != Lateness::late) return;
     const auto expert = static_cast<std::uint64_t>(word / params.signals.words_of_expert);
     report_fault(wait, FaultKind::timeout, kWanted, rank, word, expert << 32 | expected, seen);
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
 #include <stdexcept>
 
 #include "oracle/fp8.hpp"
@@ -157,7 +158,9 @@ float rounded_to(int bits, float value) {
   // To nearest, ties away from zero, in steps of the last bit that is kept.
   const int exponent = std::max(std::ilogb(value), -126);
   const double step = std::ldexp(1.0, exponent - 23 + dropped);
-  return static_cast<float>(std::round(static_cast<double>(value) / step) * step);
+  const double rounded = std::round(static_cast<double>(value) / step) * step;
+  return std::fabs(rounded) >= 0x1p128 ? std::copysign(std::numeric_limits<float>::infinity(), value)
+                                       : static_cast<float>(rounded);
 }
 
 }  // namespace

@@ -51,6 +51,13 @@ BufferPlan BufferPlan::make(const BufferOptions& asked, const NodeMembership& no
   }
   // Memory from which NICs fetch rows, and, with rails, rows for relays to forward.
   if (!plan.reach.far.empty()) layout.low_latency.add_staging(plan.reach.rail_width == 0 ? 0 : nodes.num_nodes);
+  // Kernels of combine count 16-byte units of the heap in 32 bits.
+  constexpr std::size_t kMostWindow = std::size_t{64} << 30;
+  if (layout.low_latency.bytes != 0 && layout.window_at() > kMostWindow) {
+    fail<InvalidArgument>("low_latency.bytes must be at most {} here, as its end must lie in the first {} of the heap, got {}",
+                          format_bytes(options.low_latency.bytes / (layout.window_at() / kMostWindow + 1)), format_bytes(kMostWindow),
+                          options.low_latency.bytes);
+  }
   return plan;
 }
 

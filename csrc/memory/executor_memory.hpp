@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "csrc/executor/own_stream.hpp"
+#include "csrc/support/logging.hpp"
 #include "deep_ep/executor.hpp"
 
 namespace deep_ep {
@@ -20,7 +21,12 @@ std::shared_ptr<T> device_memory(const std::shared_ptr<Executor>& executor, std:
 inline void copy_now(Executor& executor, void* to, const void* from, std::size_t bytes) {
   const OwnStream stream(executor);
   executor.copy(to, from, bytes, stream.get());
-  executor.synchronize(stream.get());
+  try {
+    executor.synchronize(stream.get());
+  } catch (...) {
+    log::quietly([&] { executor.synchronize(stream.get()); });  // the caller may free the memory
+    throw;
+  }
 }
 
 /// Device memory with a copy of these values.

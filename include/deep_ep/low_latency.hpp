@@ -149,8 +149,9 @@ struct LowLatencyCombineArguments {
 struct LowLatencyCombineResult {
   /// [T, H] bfloat16; with `out`, a tensor over that memory, which stays the caller's. All is added in fp32: the rows
   /// of a rank times their weights from zero on, in the order of selections, by fused multiply-adds; the ranks of a
-  /// node from zero on, ascending; then the nodes, ascending. A sum of several rows of a rank, or, if there are several
-  /// nodes, of a node, keeps the bits that LowLatencyOptions::sums says, and the last one is rounded. The same inputs
+  /// node from zero on, ascending; then the nodes, ascending (all ranks count as one node where nodes
+  /// are not of equally many consecutive ranks). A sum of several rows of a rank, or, if there are several nodes, of a
+  /// node, keeps the bits that LowLatencyOptions::sums says, and the last one is rounded. The same inputs
   /// give the same bits, with and without hooks and combine_weights, over every transport.
   Tensor combined_x = {};
   EventHandle event = {};           ///< set with async_finish

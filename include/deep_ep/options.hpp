@@ -47,7 +47,7 @@ struct LowLatencyOptions {
   /// consecutive ranks, two or more, NVLink, and no masking (the rail of a lost rank would be lost, too). Calls with
   /// return_recv_hook never take them. Buffer::describe says why rows do not take rails.
   LowLatencyRails rails = LowLatencyRails::automatic;
-  /// How exact combine is.
+  /// Format in which sums travel: how exact combine is.
   LowLatencySums sums = LowLatencySums::automatic;
   /// Queue pairs that the rows of a call take in turn to a remote rank: 1, 2 or 4. More of them use more paths of an
   /// Ethernet network. 0: DEEP_EP_LOW_LATENCY_LANES decides; its default is 1, and more on Ethernet with few remote

@@ -99,12 +99,11 @@ struct LowLatencyWindow {
   /// Combine: this rank's own parts of the rows of that rank's tokens.
   LowLatencyParts<std::byte> relayed[kLowLatencyKinds];
 
-  /// Rows of the two kinds share the window as their channels do, at most: 2 bytes of a dispatch, and of a combine the
-  /// rest of a sum besides (CombineRowFormat).
+  /// Bytes per channel: 2 in dispatch; in combine 2 plus the rest of a sum (CombineRowFormat).
   static constexpr std::size_t channel_bytes(LowLatencyKind kind, int rest_bits) {
     return kind == LowLatencyKind::dispatch ? 2 : 2 + static_cast<std::size_t>(rest_bits) / 8;
   }
-  /// What a source has of all rows in one call of each kind, for each byte of a channel.
+  /// The sum of both: the unit by which the window is divided.
   static constexpr std::size_t shares(int rest_bits) {
     return channel_bytes(LowLatencyKind::dispatch, rest_bits) + channel_bytes(LowLatencyKind::combine, rest_bits);
   }

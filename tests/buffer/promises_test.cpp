@@ -9,6 +9,7 @@
 #include "tests/cluster/low_latency_combine_case.hpp"
 #include "tests/cluster/recording_executor.hpp"
 #include "tests/support/setting.hpp"
+#include "tests/support/time_scale.hpp"
 
 namespace deep_ep::test {
 namespace {
@@ -112,8 +113,9 @@ TEST(Promises, OverlapIsNotBetweenNodes) {
 
 /// One rank makes a buffer, or suspends it, alone.
 TEST(Promises, RanksThatDoNotCome) {
-  const auto groups = make_thread_bootstraps(2, 0.5), others = make_thread_bootstraps(2, 0.5);
-  const BufferOptions options{.heap_bytes = std::size_t{16} << 20, .timeout_s = 0.5};
+  const double deadline = short_deadline();
+  const auto groups = make_thread_bootstraps(2, deadline), others = make_thread_bootstraps(2, deadline);
+  const BufferOptions options{.heap_bytes = std::size_t{16} << 20, .timeout_s = deadline};
   const auto executor = make_host_executor();
   EXPECT_THROW(Buffer(groups[0], executor, options), TimeoutError);
   run_cluster({.ranks = 2}, [&](Rank& rank) {

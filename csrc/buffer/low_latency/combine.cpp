@@ -27,8 +27,8 @@ bool goes_unreduced(const LowLatencyCombineArguments& arguments, const LowLatenc
          of_source * static_cast<std::size_t>(int{params.common.num_ranks});
 }
 
-/// Of how many bytes a row is on average where every expert is equally likely: a rank, or by rails a node, sends a sum
-/// if two of a token's selections or more are its own.
+/// Average bytes of a row if every expert is equally likely: a rank, or by rails a node, sends a sum if it has two or
+/// more of a token's selections.
 LowLatencyRowBytes row_bytes(const LowLatencyCombineParams& params, const LowLatencySetup& setup) {
   const CombineRowFormat& format = params.format;
   const int ranks = params.common.num_ranks, topk = params.num_topk;
@@ -64,7 +64,8 @@ void set_overlap(LowLatencyCombineParams& params, const LowLatencyCombineArgumen
     fail<Unsupported>(
         "overlap needs room for a row of each selection, max_tokens {} times top-k {} of {} each, in low_latency.bytes "
         "{}: make it larger",
-        params.max_tokens, int{params.num_topk}, format_bytes(params.row_bytes), setup.common.window.bytes_of_calls());
+        params.max_tokens, int{params.num_topk}, format_bytes(params.format.bytes(false)),
+        setup.common.window.bytes_of_calls());
   }
   check_range("overlap.signal_rows", overlap.signal_rows, 0, INT32_MAX);
   check_range("overlap.expected", overlap.expected, 1, INT32_MAX);

@@ -18,14 +18,14 @@
 
 namespace deep_ep::device::low_latency {
 
-/// What a token's sum is read from, in the order in which it is added: piece i is a row, or the rest of the row that is
-/// piece i - 1. Lane i < count holds it. A bit of a mask is a piece.
+/// The rows of a token's sum in the order in which they are added: piece i is a row, or the rest of the row of piece
+/// i - 1. Lane i < count holds piece i. A mask has one bit per piece.
 struct CombinePieces {
   int count = 0;
   std::uint32_t rests = 0;    ///< pieces that are the rest of a row
   std::uint32_t ends = 0;     ///< the last ones of a part: see CombineSum
   std::uint32_t several = 0;  ///< of parts that are the sum of several experts' rows
-  bool alone = false;         ///< all is one expert's row
+  bool alone = false;         ///< the token has one row
   std::uint32_t firsts = 0;   ///< the first ones of a rank
 
   std::uint32_t mark = 0;  ///< of its tags; above it the rank whose row it is
@@ -312,11 +312,11 @@ struct CombineAdder {
     return there;
   }
 
-  /// By one thread, of its piece, which does not come: is its rank masked?
+  /// By one thread, of its piece, which does not arrive. Returns true if its rank is masked.
   DEEP_EP_DEVICE bool is_gone(int token, const CombinePieces& pieces, Poll& look) const {
     const int rank = pieces.rank_of(pieces.mark);
     if (masked(params.common, rank)) return true;
-    if constexpr (kWeighted || kUnreduced) {
+    if ((kWeighted || kUnreduced) && may_be_late(look.begin)) {
       compare_row<kUnreduced>(params, call.epoch, call.meaning, token, rank, pieces.mark, pieces.row);
     }
     if (!kUnreduced) call.ends({rank, Wanted::low_latency_combine_rows, call.epoch}, look);

@@ -173,8 +173,8 @@ struct CombinePusher : RowPusher {
     return true;
   }
 
-  /// By a whole warp: stores two lines, four apart, and their rest of so many bits (-1: of one row, not of a sum). They
-  /// are zero then.
+  /// By a whole warp: stores two lines, four apart, and their rest of so many bits (-1: of one row, not of a sum). Sets
+  /// the sums to zero.
   DEEP_EP_DEVICE void store(std::byte* to, std::uint32_t line, std::uint64_t tag, int rest_bits,
                             float (&sum)[kLines][8]) const {
     if (rest_bits >= 0) {

@@ -11,7 +11,7 @@
 
 namespace deep_ep::device::low_latency {
 
-/// What a row of combine is, which its tags say: a rank that expects another kind does not take it.
+/// Kind of a combine row; part of its tags. A receiver ignores rows of another kind.
 enum class CombineRowKind : std::uint32_t {
   sum_bf16 = 1,  ///< the sum of several weighted rows, in bfloat16
   sum_fp24,      ///< in fp32 without the lowest 8 bits
@@ -31,17 +31,17 @@ DEEP_EP_DEVICE void fuse_row(float (&sum)[8], const Vec16& row, float weight) {
   }
 }
 
-/// Half of the last bit that travels, which is added before the lower ones are cut off: to nearest, ties away from
-/// zero. Not beside a NaN, which would become a zero: there they are only cut off.
+/// Adds half of the last bit that travels, before the lower bits are cut off: to nearest, ties away from zero. A NaN
+/// stays as it is: the addition could make a zero of it.
 DEEP_EP_DEVICE void add_half(float (&sum)[8], int rest_bits) {
-  bool is_nan = false;
+  const std::uint32_t half = (1u << (16 - rest_bits)) >> 1;
 #pragma unroll
-  for (int i = 0; i < 8; i += 2) is_nan = is_nan || (sum[i] != sum[i] || sum[i + 1] != sum[i + 1]);
-  const std::uint32_t half = is_nan ? 0 : (1u << (16 - rest_bits)) >> 1;
-#pragma unroll
-  for (float& channel : sum) channel = float_from_bits(bits_of(channel) + half);
+  for (float& channel : sum) {
+    const bool is_nan = channel != channel;
+    channel = is_nan ? channel : float_from_bits(bits_of(channel) + half);
+  }
 }
-/// As a sum that has travelled.
+/// Rounds to the bits that travel.
 DEEP_EP_DEVICE void round_sum(float (&sum)[8], int rest_bits) {
   add_half(sum, rest_bits);
 #pragma unroll
@@ -80,8 +80,8 @@ DEEP_EP_DEVICE Vec16 lower_halves_of(const Vec16& rest, int rest_bits, int half)
 struct CombineSum {
   float total[8] = {}, part[8] = {};
 
-  /// A row times its weight, each product rounded before it is added: the bits do not depend on who adds. Of a sum, all
-  /// of its bits, and the weight is 1.
+  /// A row times its weight, each product rounded before it is added: the bits do not depend on who adds. For a
+  /// sum, lower_halves has its rest, and weight must be 1.
   DEEP_EP_DEVICE void add_row(const Vec16& row, const Vec16& lower_halves, float weight) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -193,7 +193,7 @@ struct CombineCall : RankCall<LowLatencyKind::combine, kRdma> {
   }
   /// What a mark has above its 20 bits is no part of the tag.
   DEEP_EP_DEVICE std::uint64_t tag(std::uint32_t mark) const { return std::uint64_t{mark} << kMarkShift | epoch; }
-  /// Is it a tag of this call?
+  /// Returns true if it is a tag of this call.
   DEEP_EP_DEVICE bool of_this_call(std::uint64_t tag) const {
     return (tag & ((std::uint64_t{1} << kMarkShift) - 1)) == epoch;
   }

@@ -103,8 +103,8 @@ constexpr std::array<KnownType, static_cast<std::size_t>(DType::float8_e5m2) + 1
     {"float8_e5m2", {dlpack::kFloat8E5m2, 8, 1}},
 }};
 
-/// The types that an argument may have, for messages; empty for a name that is not listed. `any`: where rows of any type
-/// may be sent.
+/// The types that an argument may have, for messages; empty for a name that is not listed. `any`: where rows of any
+/// type may be sent.
 std::string types_of(std::string_view name, bool any) {
   if (name == "x_scales") return "float32 or int32";
   if (any && name.starts_with("x")) return "types of 1, 2, 4 or 8 bytes";

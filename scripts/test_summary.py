@@ -81,7 +81,7 @@ def main():
     print()
     for build, paths in files.items():
         if not all(path.exists() for path in paths):
-            print(f"{build}: no result, the run was interrupted")
+            print(f"{build}: no result: it was not built, or the run was interrupted")
             broken.append(build)
             continue
         results = Results()

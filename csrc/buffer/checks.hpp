@@ -43,7 +43,7 @@ void check_experts(const char* name, std::int64_t experts, int num_ranks, int mo
 
 void check_sms(int num_sms);
 
-/// Not the stream that stands for another one in each thread: memory waits for streams in any thread.
+/// @throws InvalidArgument for cudaStreamPerThread, which is another stream in each thread.
 void check_stream(const Device& device, const char* name, StreamHandle stream);
 
 /// Of a tensor that need not be given, then nullptr: its memory, if it is contiguous and of this type and shape.

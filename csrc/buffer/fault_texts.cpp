@@ -122,9 +122,8 @@ constexpr const char* kNoLongerAgree = ". The ranks no longer agree: destroy the
 std::string describe_mismatch(const FaultRecord& fault, int rank, const std::string& difference) {
   if (!difference.empty()) return difference + kNoLongerAgree;
   return fmt::format(
-      "low_latency_dispatch: ranks {} and {} differ in several of max_tokens, hidden, top-k, num_experts, rows' "
-      "format, "
-      "return_recv_hook and whether combine_weights are given; all must be equal on all ranks{}",
+      "low_latency_dispatch: ranks {} and {} differ in one or more of max_tokens, hidden, top-k, num_experts, "
+      "rows' format, return_recv_hook and whether combine_weights are given; all must be equal on all ranks{}",
       rank, fault.peer, kNoLongerAgree);
 }
 

@@ -32,7 +32,8 @@ std::size_t Buffer::heap_bytes_hint(int num_ranks, std::int64_t tokens, std::int
   return (tensors + kLeast) / 3 * 4;
 }
 
-std::size_t Buffer::low_latency_bytes_hint(int max_tokens, std::int64_t hidden, int num_ranks, int num_experts) {
+std::size_t Buffer::low_latency_bytes_hint(int max_tokens, std::int64_t hidden, int num_ranks, int num_experts,
+                                           LowLatencySums sums) {
   check_range("max_tokens", max_tokens, 1, kMostLowLatencyTokens);
   check_range("hidden", hidden, 1, std::int64_t{1} << 24);
   check_range("num_ranks", num_ranks, 1, kMaxRanks);
@@ -42,7 +43,7 @@ std::size_t Buffer::low_latency_bytes_hint(int max_tokens, std::int64_t hidden, 
   // Of a combine, sums. Calls with hooks keep the rows of all sources together, one for each selection: room for so
   // many.
   constexpr std::size_t kSelections = 8;
-  const int rest_bits = rest_bits_of(sums_in_effect(LowLatencySums::automatic));
+  const int rest_bits = rest_bits_of(sums_in_effect(sums));
   const CombineRowFormat format{static_cast<int>(hidden), rest_bits};
   const auto ranks = static_cast<std::size_t>(num_ranks), tokens = static_cast<std::size_t>(max_tokens);
   const std::size_t unreduced = align_to_line((kSelections * format.bytes(false) + ranks - 1) / ranks);

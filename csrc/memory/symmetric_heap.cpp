@@ -71,6 +71,7 @@ void SymmetricHeap::keep(Bootstrap& bootstrap) {
   const auto here = [&](const HeapCapabilities& rank) { return rank.process.same_host(ranks_[rank_].process); };
   const auto ranks = static_cast<std::size_t>(std::ranges::count_if(ranks_, here));
   const std::size_t available = available_host_memory();
+  bootstrap.barrier();  // no rank allocates before all ranks have read what is available
   std::unique_ptr<std::byte[]> kept;
   if (bytes() <= available / ranks) kept.reset(new (std::nothrow) std::byte[bytes()]);
   if (kept == nullptr) {

@@ -32,7 +32,7 @@ std::size_t available_host_memory(const std::string& root) {
     group.clear();
   }
   if (group.empty()) return available;
-  // A group has what those above it leave.
+  // Each group is also limited by its ancestors.
   for (group = group.substr(3);; group.resize(group.rfind('/'))) {
     const std::string at = root + "/sys/fs/cgroup" + group;
     const std::size_t most = number_in(at + "/memory.max"), used = number_in(at + "/memory.current");

@@ -2,6 +2,7 @@
 
 #include <sys/resource.h>
 
+#include <cerrno>
 #include <filesystem>
 
 #include "csrc/support/format.hpp"
@@ -18,14 +19,17 @@ void make_room_for_files(std::size_t more) {
        each.increment(unknown)) {
     ++open;
   }
-  const std::size_t wanted = open + more + kOthers;
+  const std::size_t needed = open + more, wanted = needed + kOthers;
   if (wanted <= limit.rlim_cur) return;
+  if (needed > limit.rlim_max) {
+    fail<SystemError>(
+        "the limit of open files must be at least {}, got {}: {} are open, and the connections to the other ranks take "
+        "{}. Raise the hard limit (`ulimit -Hn`, LimitNOFILE of a service)",
+        needed, limit.rlim_max, open, more);
+  }
   limit.rlim_cur = limit.rlim_max;
-  if (wanted <= limit.rlim_max && ::setrlimit(RLIMIT_NOFILE, &limit) == 0) return;
-  fail<SystemError>(
-      "the limit of open files must be at least {}, got {}: {} are open, and the connections to the other ranks take "
-      "{}. Raise the hard limit (`ulimit -Hn`, LimitNOFILE of a service)",
-      wanted, limit.rlim_max, open, more);
+  if (::setrlimit(RLIMIT_NOFILE, &limit) == 0) return;
+  fail<SystemError>("raising the soft limit of open files to {}: {}", limit.rlim_max, errno_text(errno));
 }
 
 }  // namespace deep_ep

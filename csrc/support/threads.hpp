@@ -7,8 +7,8 @@
 namespace deep_ep {
 
 /// While it lives, the calling thread blocks signals, and so does each thread that it starts, from its first
-/// instruction: signals are for the program's own threads. Not those by which a thread reports its own fault, or is
-/// profiled.
+/// instruction: signals are for the program's own threads. It does not block the signals by which a thread reports its
+/// own fault, or is profiled.
 class SignalsBlocked {
  public:
   SignalsBlocked() {

@@ -16,8 +16,8 @@
 // graph makes the recorded calls again, on the stream of the launch: order launches and other calls of the buffer, by
 // one stream or by events. The library does not see launches: two launches at once, or a launch beside a call, take the
 // same number, and rows of one are taken for the other's. A stream is one that all threads see alike, so not
-// cudaStreamPerThread (InvalidArgument). Calls leave the calling thread's current GPU as it was. A call within a call of
-// the same buffer, as by a handler of signals, throws Error; the outer call goes on.
+// cudaStreamPerThread (InvalidArgument). Calls leave the calling thread's current GPU as it was. A call within a call
+// of the same buffer, as by a handler of signals, throws Error; the outer call goes on.
 //
 // SMs. `num_sms` of a call's arguments is the most SMs of its main kernel, 0 to 4096; results never depend on it. 0
 // leaves the choice to the library: in normal mode 10 for dispatch and 16 for combine, in low-latency calls all, of
@@ -192,6 +192,11 @@ class Buffer {
   /// `group` throws if a rank does not come. Then the buffer is as before, without the ranks that were lost.
   void replace_ranks(const std::shared_ptr<Bootstrap>& group, std::span<const int> ranks);
 
+  /// Collective: the number of nodes that a buffer of these ranks would have, with a few MiB of memory meanwhile.
+  /// `ranks_per_node`: as in BufferOptions. @throws as the constructor.
+  static int count_nodes(const std::shared_ptr<Bootstrap>& bootstrap, const std::shared_ptr<Executor>& executor,
+                         int ranks_per_node = 0);
+
   // ------------------------------------------------------------------------------------------------------ memory
 
   /// Bytes for BufferOptions::heap_bytes with which one dispatch and its combine run without windows. Both hints
@@ -199,17 +204,14 @@ class Buffer {
   /// @param tokens the most of any rank, each of which may go to every rank. @param row_bytes bytes of a row of x.
   /// @param num_topk K, 0 if no selections are sent. @param scale_bytes bytes of a row of x_scales; negative: a 4-byte
   /// scale for each 128 channels of 8-bit rows.
-  /// Collective: the number of nodes that a buffer of these ranks would have, with a few MiB of memory meanwhile.
-  /// `ranks_per_node`: as in BufferOptions. @throws as the constructor.
-  static int count_nodes(const std::shared_ptr<Bootstrap>& bootstrap, const std::shared_ptr<Executor>& executor,
-                         int ranks_per_node = 0);
-
   static std::size_t heap_bytes_hint(int num_ranks, std::int64_t tokens, std::int64_t row_bytes, int num_topk,
                                      std::int64_t scale_bytes = -1);
   /// Bytes for LowLatencyOptions::bytes, for calls of at most `max_tokens` tokens a rank and `hidden` channels, on
   /// `num_ranks` ranks with `num_experts` experts together. Grows with each argument. @throws InvalidArgument also
   /// where that is more than 7 GiB, with the number of tokens that fits: a rank has room for the rows of each source.
-  static std::size_t low_latency_bytes_hint(int max_tokens, std::int64_t hidden, int num_ranks, int num_experts);
+  /// @param sums the buffer's LowLatencyOptions::sums; automatic reads DEEP_EP_LOW_LATENCY_SUMS.
+  static std::size_t low_latency_bytes_hint(int max_tokens, std::int64_t hidden, int num_ranks, int num_experts,
+                                            LowLatencySums sums = LowLatencySums::automatic);
 
   /// A contiguous tensor in the symmetric heap, for example for an expert's output, so that combine can pull from it.
   /// Not collective. @param dtype any. @param shape up to four sizes, 0 or more. @param stream the first user: it waits

@@ -83,8 +83,8 @@ class Executor {
 
   /// Makes this executor's device current for the calling thread (CUDA), no-op on the host.
   virtual void make_current() = 0;
-  /// The same until leave(), which brings back what was current, and which the thread must call if this returns true.
-  /// Calls of a Buffer do so.
+  /// Makes the device current until leave(). Returns true if the thread must call leave(), which restores the previous
+  /// device.
   virtual bool enter() { return make_current(), false; }
   virtual void leave() noexcept {}
 };

@@ -71,7 +71,7 @@ struct LowLatencyDispatchArguments {
   /// all ranks reach each other by NVLink and the buffer has no masking. Then combine announces no selections, and with
   /// hooks it sends one sum for each rank and token, and waits for no late rank to send. Otherwise they have no effect.
   /// These combines must have the same topk_idx and these weights: with others this call and later ones may have wrong
-  /// results, or end in RankMismatch or TimeoutError. Given on all ranks or on none.
+  /// results, or end in TimeoutError. Given on all ranks or on none.
   std::optional<ConstTensorView> combine_weights = {};
   /// [L] int32: each entry grows by the number of rows that the expert received.
   std::optional<TensorView> cumulative_local_expert_recv_stats = {};

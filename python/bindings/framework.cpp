@@ -103,8 +103,10 @@ constexpr std::array<KnownType, static_cast<std::size_t>(DType::float8_e5m2) + 1
     {"float8_e5m2", {dlpack::kFloat8E5m2, 8, 1}},
 }};
 
-/// The types of an argument, for one whose type the library has no name for. `any`: where rows of any type may be sent.
+/// The types that an argument may have, for messages; empty for a name that is not listed. `any`: where rows of any
+/// type may be sent.
 std::string types_of(std::string_view name, bool any) {
+  if (name == "x_scales") return "float32 or int32";
   if (any && name.starts_with("x")) return "types of 1, 2, 4 or 8 bytes";
   constexpr std::pair<std::string_view, const char*> kAllowed[] = {{"topk_idx", "int32 or int64"},
                                                                    {"is_token_in_rank", "bool"},
@@ -112,14 +114,16 @@ std::string types_of(std::string_view name, bool any) {
                                                                    {"out", "bfloat16"},
                                                                    {"bias", "bfloat16"},
                                                                    {"arrival_counters", "int64"},
+                                                                   {"redundancy_mapping", "int32"},
                                                                    {"x_global_scale", "float32"}};
   for (const auto& [argument, types] : kAllowed) {
     if (name == argument) return types;
   }
   if (name.ends_with("_weights") && !name.ends_with("expert_weights")) return "float32";
   if (name.ends_with("wait_recv_cost_stats")) return "int64";
+  if (name.ends_with("local_expert_recv_stats")) return "int32";
   if (name.ends_with("expert_weights") || name.ends_with("expert_grads")) return "types of 1, 2, 4 or 8 bytes";
-  return "int32";
+  return {};
 }
 
 /// The name of torch.float64, say, without the module.
@@ -129,7 +133,9 @@ std::string name_of_dtype(py::handle object) {
 }
 
 [[noreturn]] void refuse_dtype(py::handle object, const char* name, const std::string& allowed) {
-  throw InvalidArgument(fmt::format("{} has dtype {}, allowed: {}", name, name_of_dtype(object), allowed));
+  const std::string dtype = name_of_dtype(object);
+  if (allowed.empty()) throw InvalidArgument(fmt::format("{} has dtype {}, which it cannot have", name, dtype));
+  throw InvalidArgument(fmt::format("{} has dtype {}, allowed: {}", name, dtype, allowed));
 }
 
 /// Of classes whose objects have no memory of their own: what a program gives instead.

@@ -114,7 +114,9 @@ PYBIND11_MODULE(_native, module) {
   module.def("gpu_address", &deep_ep::cuda_device_pci_address);
   module.attr("max_topk") = deep_ep::Buffer::kMaxTopk;
   module.def("heap_bytes_hint", &deep_ep::Buffer::heap_bytes_hint);
-  module.def("low_latency_bytes_hint", &deep_ep::Buffer::low_latency_bytes_hint);
+  module.def("low_latency_bytes_hint", [](int max_tokens, std::int64_t hidden, int num_ranks, int num_experts) {
+    return deep_ep::Buffer::low_latency_bytes_hint(max_tokens, hidden, num_ranks, num_experts);
+  });
   module.def("default_timeout_s", &deep_ep::default_timeout_s);
   // Collective. The GPU's ordinal, or -1 for the CPU.
   module.def("count_nodes", [](const std::shared_ptr<deep_ep::Bootstrap>& bootstrap, int ordinal) {

@@ -106,17 +106,25 @@ class HybridEPBuffer(OfThisProcess):
         self.group: Any = group
         self.group_size: int = group.size()
         self.rank: int = group.rank()
-        if use_fp8:
-            raise Unsupported("use_fp8 is True, allowed: False: rows of HybridEPBuffer are bfloat16")
         self.local_rank: int = self.rank
         self.node_rank: int = 0
         self.num_of_nodes: int = 1
         self.num_of_hybrid_ep_ranks_per_nvlink_domain: int = self.group_size
         self.configurer = SimpleNamespace(buffer_config=HybridEpConfigInstance())
-        hidden_dim = integer("hidden_dim", hidden_dim, 1)
-        tokens = max(integer("max_num_of_tokens_per_rank", max_num_of_tokens_per_rank, 0), _SMALLEST_CAPACITY)
-        integer("num_local_experts", num_local_experts, 1)
+        refused: Optional[Exception] = None
+        try:
+            if use_fp8:
+                raise Unsupported("use_fp8 is True, allowed: False: rows of HybridEPBuffer are bfloat16")
+            hidden_dim = integer("hidden_dim", hidden_dim, 1)
+            tokens = max(integer("max_num_of_tokens_per_rank", max_num_of_tokens_per_rank, 0), _SMALLEST_CAPACITY)
+            num_local_experts = integer("num_local_experts", num_local_experts, 1)
+        except (TypeError, InvalidArgument) as error:
+            hidden_dim, tokens, refused = 0, 0, error  # zeros mark a refusal: the other ranks raise, too
         sizes = exchanges.all_gather_ints(group, hidden_dim, tokens)
+        if refused is not None:
+            raise refused
+        if (0, 0) in sizes:
+            raise RankMismatch(f"HybridEPBuffer: the arguments of rank {sizes.index((0, 0))} are refused, which its own error says")
         self._want(max(size[0] for size in sizes), max(size[1] for size in sizes), num_local_experts)
         self._buffer: ElasticBuffer = self._make()
 
@@ -125,7 +133,7 @@ class HybridEPBuffer(OfThisProcess):
         return self._buffer.runtime
 
     def _want(self, hidden: int, tokens: int, local_experts: int) -> None:
-        """A size that all ranks have asked for."""
+        """Notes a size that all ranks have asked for."""
         config = self.configurer.buffer_config
         config.hidden_dim = max(config.hidden_dim, hidden)
         config.max_num_of_tokens_per_rank = max(config.max_num_of_tokens_per_rank, align(tokens, 64))

@@ -172,6 +172,12 @@ TEST(BufferHints, ScalesAndSelectionsCount) {
   EXPECT_THROW(Buffer::heap_bytes_hint(8, -1, 7168, 8), InvalidArgument);
 }
 
+TEST(BufferHints, LowLatencyMemoryGrowsWithTheBitsOfSums) {
+  const auto hint = [](LowLatencySums sums) { return Buffer::low_latency_bytes_hint(128, 7168, 8, 256, sums); };
+  EXPECT_LT(hint(LowLatencySums::bf16), hint(LowLatencySums::fp24));
+  EXPECT_LT(hint(LowLatencySums::fp24), hint(LowLatencySums::fp32));
+}
+
 TEST(BufferHints, SizesThatWouldWrapAreRefused) {
   EXPECT_THROW(Buffer::heap_bytes_hint(1, INT32_MAX, INT32_MAX, 32, INT32_MAX), InvalidArgument);
   EXPECT_THROW(Buffer::low_latency_bytes_hint(INT32_MAX, 7168, 8, 256), InvalidArgument);

@@ -252,6 +252,9 @@ def test_mistakes(group):
     ):
         with pytest.raises(error, match=text):
             HybridEPBuffer(group, *sizes)
+    text = "num_local_experts is 0" if rank == 1 else "the arguments of rank 1 are refused, which its own error says"
+    with pytest.raises(ValueError, match=text):  # no rank waits for the one
+        HybridEPBuffer(group, H, 16, 0 if rank == 1 else 2)
     with pytest.raises(ValueError, match="num_permuted_tokens is 8, allowed: 20 or more"):  # found when rows have come
         buffer.dispatch_with_permute(hidden=case.rows[rank], routing_map=case.map[rank], num_permuted_tokens=8)
     with pytest.raises(RuntimeError, match="a row has more than 32 experts, allowed: at most so many"):

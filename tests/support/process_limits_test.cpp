@@ -50,6 +50,14 @@ TEST(OpenFiles, TheSoftLimitIsRaisedWhereItDoesNotDo) {
   }));
 }
 
+TEST(OpenFiles, TheHardLimitNeedHoldNoReserve) {
+  EXPECT_TRUE(holds_in_a_child([] {
+    if (!limit_files(200, 300)) return false;
+    make_room_for_files(250);
+    return file_limits().rlim_cur == 300;
+  }));
+}
+
 TEST(OpenFiles, AHardLimitThatIsTooSmallIsNamed) {
   EXPECT_TRUE(holds_in_a_child([] {
     if (!limit_files(200, 300)) return false;

@@ -35,6 +35,8 @@ std::string describe(int field, std::int64_t value, int num_ranks) {
       return kFormats[value];
     case LowLatencyCallShape::weights:
       return value != 0 ? "given" : "not given";
+    case LowLatencyCallShape::rail_width:
+      return value != 0 ? std::to_string(value) : "0 (return_recv_hook is given)";
     default:
       return std::to_string(value);
   }
@@ -57,9 +59,8 @@ void LowLatencyCallShapes::note(const LowLatencyCallShape& shape) {
 
 std::string LowLatencyCallShapes::difference(std::uint32_t own, std::uint32_t theirs, int rank, int peer,
                                              int num_ranks) const {
-  constexpr const char* kNames[] = {"max_tokens",      "hidden", "num_experts",
-                                    "rows' format",    "top-k",  "ranks of a rail (0 with return_recv_hook)",
-                                    "combine_weights", ""};
+  constexpr const char* kNames[] = {"max_tokens", "hidden",          "num_experts",     "rows' format",
+                                    "top-k",      "ranks of a rail", "combine_weights", ""};
   const auto mine = std::ranges::find(last_, own, &LowLatencyCallShape::hash);
   if (mine == last_.end()) return {};
   for (int field = 0; field < LowLatencyCallShape::kFields; ++field) {

@@ -37,35 +37,24 @@ struct CombinePieces {
 };
 static_assert(kMaxRanks <= 1 << (32 - CombinePieces::kRankShift));
 
-/// By one thread, of a row in line `row` of the heap that does not come with the tag of this `mark`: if another one lies
-/// there, the call ends; but only once the ranks that write there have said that they mean this call, as one that means
-/// another, with rows of another size, may have written there, too.
-///
-/// Unreduced, all ranks write there, and have sent all rows then. Else `rank` may still send; it sends what its dispatch
-/// brought, if that had the weights, and this rank may select something else now.
-template <bool kUnreduced>
-DEEP_EP_DEVICE_CALL void compare_row(const LowLatencyCombineParams& params, std::uint64_t epoch, std::uint32_t meaning,
-                                     int token, int rank, std::uint32_t mark, std::uint32_t row) {
-  const CombineCall<false> call{{params.common, epoch, params.row_bytes}, params, meaning};
-  const int writers = kUnreduced ? int{params.common.num_ranks} : 1;
-  for (int i = 0; i < writers; ++i) {
-    if (!call.load_announced(kUnreduced ? i : rank).known) return;
+/// By one thread, unreduced, of a row in line `row` of the heap that does not come with the tag of this `mark`: if
+/// another expert's row lies there, the call ends; but only once all ranks have sent and agree, as one that means
+/// another call, with rows of another size, may have written there, too.
+DEEP_EP_DEVICE void compare_row(const CombineCall<false>& call, int token, std::uint32_t mark, std::uint32_t row,
+                                int rank) {
+  const LowLatencyCombineParams& params = call.params;
+  for (int peer = 0; peer < params.common.num_ranks; ++peer) {
+    if (!call.load_announced(peer).known) return;
   }
   fence<Scope::system>();  // acquires what they have sent
   const std::byte* const line = params.common.local + std::size_t{row} * kTaggedLine;
   const std::uint64_t seen =
       load_acquire<Scope::system>(reinterpret_cast<const std::uint64_t*>(line + kTaggedPayload));
-  const std::uint64_t tag = call.tag(mark);
-  if (seen == tag || (!kUnreduced && !call.of_this_call(seen))) return;
-  int expert = call.expert_of(tag);
-  for (int k = 0; call.is_sum(tag) && k < params.num_topk; ++k) {  // the last one of the rank
-    const int one = Selection::load(params, token, k).expert(params);
-    if (params.rank_of(one) == rank) expert = one;
-  }
-  call.refuse(rank, 2, static_cast<std::uint32_t>(expert), static_cast<std::uint32_t>(token));
+  if (seen == call.tag(mark)) return;
+  call.refuse(rank, 2, call.expert_of(mark), static_cast<std::uint32_t>(token));
 }
 
-template <bool kRdma, bool kWeighted, bool kUnreduced>
+template <bool kRdma, bool kUnreduced>
 struct CombineAdder {
   static constexpr int kTogether = 8;                  ///< pieces that are polled at once, four lines of each
   static constexpr bool kParts = kRdma || kUnreduced;  ///< parts are nodes, or ranks
@@ -316,9 +305,7 @@ struct CombineAdder {
   DEEP_EP_DEVICE bool is_gone(int token, const CombinePieces& pieces, Poll& look) const {
     const int rank = pieces.rank_of(pieces.mark);
     if (masked(params.common, rank)) return true;
-    if ((kWeighted || kUnreduced) && may_be_late(look.begin)) {
-      compare_row<kUnreduced>(params, call.epoch, call.meaning, token, rank, pieces.mark, pieces.row);
-    }
+    if constexpr (kUnreduced) compare_row(call, token, pieces.mark, pieces.row, rank);
     if (!kUnreduced) call.ends({rank, Wanted::low_latency_combine_rows, call.epoch}, look);
     return !kUnreduced && masked(params.common, rank);
   }

@@ -269,7 +269,7 @@ static_assert(kernels::combine_low_latency_rdma::kMaxThreads / 32 <= LowLatencyW
 /// experts left them. Kernels of their own, so that the first one does not carry their registers and instructions.
 template <bool kRdma, bool kWeighted, bool kUnreduced = false>
 DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byte* memory) {
-  using Adder = CombineAdder<kRdma, kWeighted, kUnreduced>;
+  using Adder = CombineAdder<kRdma, kUnreduced>;
   using Call = CombineCall<kRdma>;
   using Pusher = std::conditional_t<kUnreduced, UnreducedPusher, CombinePusher<Call, kWeighted>>;
   constexpr bool kAnnounced = !kWeighted && !kUnreduced;

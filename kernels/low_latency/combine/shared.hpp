@@ -193,11 +193,7 @@ struct CombineCall : RankCall<LowLatencyKind::combine, kRdma> {
   }
   /// What a mark has above its 20 bits is no part of the tag.
   DEEP_EP_DEVICE std::uint64_t tag(std::uint32_t mark) const { return std::uint64_t{mark} << kMarkShift | epoch; }
-  /// Returns true if it is a tag of this call.
-  DEEP_EP_DEVICE bool of_this_call(std::uint64_t tag) const {
-    return (tag & ((std::uint64_t{1} << kMarkShift) - 1)) == epoch;
-  }
-  DEEP_EP_DEVICE static int expert_of(std::uint64_t tag) { return static_cast<int>(tag >> (kMarkShift + 3)); }
+  DEEP_EP_DEVICE static std::uint32_t expert_of(std::uint32_t mark) { return (mark & kMarks) >> 3; }
   DEEP_EP_DEVICE static bool is_sum(std::uint64_t tag) {
     return (tag >> kMarkShift & 7) < static_cast<std::uint32_t>(CombineRowKind::row);
   }
@@ -211,6 +207,7 @@ struct CombineCall : RankCall<LowLatencyKind::combine, kRdma> {
  private:
   static constexpr int kEpochBits = 48;  ///< of a cell; more than Progress has
   static constexpr int kMarkShift = 44;  ///< of a tag, likewise
+  static constexpr std::uint32_t kMarks = (1u << 20) - 1;
 };
 
 struct CombineShared : CallShared {

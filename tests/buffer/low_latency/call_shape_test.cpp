@@ -28,7 +28,7 @@ TEST(LowLatencyCallShape, TheOneThatDiffersIsNamedWithBothValues) {
   EXPECT_EQ(difference(Shape::format, 3), call + "rows' format is fp8 on rank 2 but fp8_ue8m0 on rank 5" + equal);
   EXPECT_EQ(difference(Shape::topk, 1), call + "top-k is 8 on rank 2 but 1 on rank 5" + equal);
   EXPECT_EQ(difference(Shape::rail_width, 4),
-            call + "ranks of a rail (0 with return_recv_hook) is 0 on rank 2 but 4 on rank 5" + equal);
+            call + "ranks of a rail is 0 (return_recv_hook is given) on rank 2 but 4 on rank 5" + equal);
   EXPECT_EQ(difference(Shape::weights, 1), call + "combine_weights is not given on rank 2 but given on rank 5" + equal);
   EXPECT_EQ(difference(Shape::too_many_tokens, 1),
             call + "rank 5 has more tokens than max_tokens, which its own error says");

@@ -105,7 +105,7 @@ struct LowLatencyCombineInput {
 struct LowLatencyCombineOptions {
   Masks masks{};
   int ranks_per_node = 0;  ///< so many consecutive ranks make a node; 0: all do
-  int sum_bits = 24;       ///< the upper bits of a float that a sum of several rows keeps: 16, 24 or 32
+  int sum_bits = 32;       ///< the upper bits of a float that a sum of several rows keeps: 16, 24 or 32
 };
 
 /// A token's sum, whatever way its rows take. rows_of_ranks[r]: what the token has of rank r, selections ascending. The

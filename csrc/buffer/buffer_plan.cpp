@@ -54,9 +54,10 @@ BufferPlan BufferPlan::make(const BufferOptions& asked, const NodeMembership& no
   // Kernels of combine count 16-byte units of the heap in 32 bits.
   constexpr std::size_t kMostWindow = std::size_t{64} << 30;
   if (layout.low_latency.bytes != 0 && layout.window_at() > kMostWindow) {
-    fail<InvalidArgument>("low_latency.bytes must be at most {} here, as its end must lie in the first {} of the heap, got {}",
-                          format_bytes(options.low_latency.bytes / (layout.window_at() / kMostWindow + 1)), format_bytes(kMostWindow),
-                          options.low_latency.bytes);
+    fail<InvalidArgument>(
+        "low_latency.bytes must leave low-latency memory in the first {} of the heap, got {}, which end at {}: make it "
+        "smaller",
+        format_bytes(kMostWindow), format_bytes(options.low_latency.bytes), format_bytes(layout.window_at()));
   }
   return plan;
 }

@@ -71,8 +71,7 @@ std::string describe_kind(const FaultRecord& fault, int rank) {
       const int expert_of = fault.field == 1 ? rank : fault.peer;
       return fmt::format(
           "low_latency_combine: topk_idx of rank {} selects expert {} (rank {}) for token {}, but the dispatch's "
-          "topk_idx has another one there; a selection may only become -1, and none if the dispatch had "
-          "combine_weights",
+          "topk_idx has another one there; a selection may only become -1",
           selects, fault.expected, expert_of, fault.seen);
     }
     case Wanted::load_balance_call:

@@ -68,7 +68,7 @@ struct Facts {
 LowLatencySums sums_in_effect(LowLatencySums asked) {
   if (asked != LowLatencySums::automatic) return asked;
   const std::string word = environment::text("DEEP_EP_LOW_LATENCY_SUMS");
-  return word == "bf16" ? LowLatencySums::bf16 : word == "fp32" ? LowLatencySums::fp32 : LowLatencySums::fp24;
+  return word == "bf16" ? LowLatencySums::bf16 : word == "fp24" ? LowLatencySums::fp24 : LowLatencySums::fp32;
 }
 
 BufferOptions with_environment(BufferOptions options, int num_ranks) {

@@ -37,7 +37,7 @@ BufferOptions with_environment(BufferOptions options, int num_ranks);
 LowLatencySums sums_in_effect(LowLatencySums asked);
 /// What of a channel of a sum travels besides the upper 16 bits: see CombineRowFormat.
 constexpr int rest_bits_of(LowLatencySums sums) {
-  return sums == LowLatencySums::bf16 ? 0 : sums == LowLatencySums::fp32 ? 16 : 8;
+  return sums == LowLatencySums::bf16 ? 0 : sums == LowLatencySums::fp24 ? 8 : 16;
 }
 
 /// The policy of a rank with `mine`, where all ranks have said what they run on. Kernels of ranks that share a GPU wait

@@ -94,9 +94,10 @@ void Runtime::make(const std::shared_ptr<Backend>& backend, const BufferOptions&
                        .result_tensors = options().result_tensors,
                        .num_calls = &control_words_->calls};
   if (num_ranks() > 1) calls_->end_begun_call = [this] { faults_->break_begun_call(); };
-  // By then kernels that wait for other ranks have given up.
-  const int timeouts = options().low_latency.masking ? kMostTimeouts : 2;
-  calls_->settle_s = timeout_s() == 0 ? 0 : timeouts * timeout_s() + 10;
+  // By then kernels that wait for other ranks have given up, also on a machine so busy that they count half of the
+  // time.
+  const int timeouts = options().low_latency.masking ? kMostTimeouts : 4;
+  calls_->settle_s = timeout_s() == 0 ? 0 : timeouts * timeout_s() + 60;
   faults_.emplace(*calls_, rank(), num_ranks(), timeout_s(), membership_ == nullptr ? nullptr : control_words_,
                   membership_, options().low_latency.masking, [this] { return describe_health(); });
   normal_mode = std::make_unique<NormalMode>(*this);

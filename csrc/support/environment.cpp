@@ -106,8 +106,8 @@ constexpr std::array kVariables = {
              .help = "low-latency calls between nodes: whether a row crosses once for each node and goes on by NVLink, "
                      "unless the program sets it"},
     Variable{.names = {"DEEP_EP_LOW_LATENCY_SUMS"},
-             .default_value = "fp24",
-             .choices = "fp24|fp32|bf16",
+             .default_value = "fp32",
+             .choices = "fp32|fp24|bf16",
              .help =
                  "low-latency combine: how a rank's sum of several rows of a token travels, unless the program sets "
                  "it; equal on all ranks"},

@@ -25,9 +25,9 @@ enum class LowLatencyRails : std::uint8_t {
 /// How the sum of several rows of a token travels in low-latency combine, from the rank or node that has added it up in
 /// fp32. A single row travels as it is. The owner's sum of these is rounded to bfloat16 once more.
 enum class LowLatencySums : std::uint8_t {
-  automatic,  ///< what DEEP_EP_LOW_LATENCY_SUMS says; its default is fp24
-  fp24,       ///< fp32 without its lowest 8 bits: 16 significant ones
+  automatic,  ///< what DEEP_EP_LOW_LATENCY_SUMS says; its default is fp32
   fp32,       ///< as added
+  fp24,       ///< without the lowest 8 bits: 16 significant ones, three quarters of the bytes
   bf16,       ///< the fewest bytes: 8 significant bits
 };
 

@@ -327,9 +327,9 @@ class CallPoster {
 
   /// Posts the rows that go by this lane of those that are staged for `to` by so many warps, in the order of their
   /// numbers: `place_of(number)`, by the whole warp, a number below `count` each, is the position of which the peer is
-  /// told; 0: it does not get the row. `bytes_of(number)` returns the bytes of a staged row. Never holds back one that is ready
-  /// with all before it. An addition may wait for the writes before it, a round trip: so the peer is told again only
-  /// when what it was told before has arrived. Call tell_rest() behind the last rows.
+  /// told; 0: it does not get the row. `bytes_of(number)` returns the bytes of a staged row. Never holds back one that
+  /// is ready with all before it. An addition may wait for the writes before it, a round trip: so the peer is told
+  /// again only when what it was told before has arrived. Call tell_rest() behind the last rows.
   template <class PlaceOf, class BytesOf>
   DEEP_EP_DEVICE void post_rows(int count, int to, int warps, PlaceOf place_of, BytesOf bytes_of) {
     for (int begin = 0; begin < count; begin += kWarpSize) {

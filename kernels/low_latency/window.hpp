@@ -110,7 +110,7 @@ struct LowLatencyWindow {
 
   /// A window at `begin` of the heap in which rows have `bytes` bytes.
   static LowLatencyWindow make(std::size_t begin, std::size_t bytes, int num_ranks, int max_local_experts,
-                               int rest_bits = 8) {
+                               int rest_bits = 16) {
     const auto ranks = static_cast<std::size_t>(num_ranks);
     LowLatencyWindow window;
     window.begin = begin;

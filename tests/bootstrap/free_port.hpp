@@ -5,6 +5,8 @@
 #include <sys/socket.h>
 
 #include <cstdint>
+#include <deque>
+#include <mutex>
 #include <stdexcept>
 
 #include "csrc/support/unique_fd.hpp"
@@ -22,7 +24,10 @@ inline sockaddr_in loopback(std::uint16_t port) {
 /// A port that the system gives to no other program until this one ends: a socket stays bound to it. A listener that
 /// sets SO_REUSEADDR can use it.
 inline std::uint16_t free_port() {
-  const UniqueFd& socket = *new UniqueFd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  static std::deque<UniqueFd> sockets;
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  const UniqueFd& socket = sockets.emplace_back(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int yes = 1;
   sockaddr_in address = loopback(0);
   socklen_t size = sizeof address;

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "csrc/buffer/options.hpp"
 #include "csrc/support/format.hpp"
 #include "tools/common/check_rows.hpp"
 
@@ -111,9 +112,7 @@ void LowLatencyRank::check_combined(const LowLatencyCombineResult& result) {
   const int nodes = buffer_.num_nodes();
   const oracle::LowLatencyCombineOptions how{
       .ranks_per_node = nodes > 1 && shape_.ranks % nodes == 0 ? shape_.ranks / nodes : 0,
-      .sum_bits = sums == LowLatencySums::bf16   ? 16
-                  : sums == LowLatencySums::fp32 ? 32
-                                                 : 24};
+      .sum_bits = 16 + rest_bits_of(sums)};
   const auto sum_of = [&](std::int64_t token) {
     fill_row_bf16(rank_, token, row);
     std::vector<std::vector<oracle::WeightedRow>> rows(static_cast<std::size_t>(shape_.ranks));

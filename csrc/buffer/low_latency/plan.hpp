@@ -27,7 +27,7 @@ struct LowLatencySetup {
   LaunchPolicy policy;
   int max_local_experts = 1;
   double nic_bytes_per_ns = 50;  ///< see rdma::AgreedWire
-  int rest_bits = 8;             ///< see CombineRowFormat
+  int rest_bits = 16;            ///< see CombineRowFormat
 
   bool on_gpu() const { return device.kind == Device::Kind::cuda; }
   bool rdma() const { return common.peers != nullptr; }

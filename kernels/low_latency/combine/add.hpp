@@ -48,8 +48,7 @@ DEEP_EP_DEVICE void compare_row(const CombineCall<false>& call, int token, std::
   }
   fence<Scope::system>();  // acquires what they have sent
   const std::byte* const line = params.common.local + std::size_t{row} * kTaggedLine;
-  const std::uint64_t seen =
-      load_acquire<Scope::system>(reinterpret_cast<const std::uint64_t*>(line + kTaggedPayload));
+  const std::uint64_t seen = load_acquire<Scope::system>(reinterpret_cast<const std::uint64_t*>(line + kTaggedPayload));
   if (seen == call.tag(mark)) return;
   call.refuse(rank, 2, call.expert_of(mark), static_cast<std::uint32_t>(token));
 }

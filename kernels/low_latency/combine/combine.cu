@@ -337,8 +337,9 @@ DEEP_EP_DEVICE void combine_body(const LowLatencyCombineParams& params, std::byt
     if (!kAnnounced && last_warp && tells) receiving.await_meanings();
     const int member = (block_index() & by_two) * block_warps() + warp;
     const Adder adder{params, receiving, member, block_warps() << by_two, loaded, first};
-    receive_with_masks<kAnnounced>(common, LowLatencyKind::combine, *shared.words,
-                                   [&](bool again) { adder.add_all(again ? 0 : first, again ? 1 : common.working_blocks); });
+    receive_with_masks<kAnnounced>(common, LowLatencyKind::combine, *shared.words, [&](bool again) {
+      adder.add_all(again ? 0 : first, again ? 1 : common.working_blocks);
+    });
   }
   if (kAnnounced || (kWeighted && sends_part)) return;
 

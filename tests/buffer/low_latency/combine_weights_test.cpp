@@ -77,8 +77,8 @@ TEST_P(LowLatencyWeightsTest, OfSomeRanksOnly) {
 /// An owner that leaves out one of two rows of a rank gets the sum of both, which it does not take for the other one.
 TEST_P(LowLatencyWeightsTest, ASumIsNotTakenForARow) {
   if (GetParam().topology != Topology::one_node) GTEST_SKIP() << "weights do not travel there";
-  const LowLatencyCombineCase one = make_low_latency_combine_case(
-      {.tokens = {3, 3}, .max_tokens = 3, .hidden = 256, .local_experts = 2, .topk = 4});
+  const LowLatencyCombineCase one =
+      make_low_latency_combine_case({.tokens = {3, 3}, .max_tokens = 3, .hidden = 256, .local_experts = 2, .topk = 4});
   run_cluster(cluster_with_absentees(2), [&](Rank& rank) {
     Buffer& buffer = rank.buffer(low_latency_options(2, 3, 256, short_deadline()));
     const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one, true);

@@ -88,7 +88,7 @@ TEST(LowLatencyPlan, TheHintHasRoomForEveryRow) {
         const auto window = LowLatencyWindow::make(0, bytes, ranks, BufferOptions{}.max_local_experts);
         const LowLatencyRow row{hidden, kMaxTopk, LowLatencyFormat::bf16, true};
         EXPECT_GE(window.slots, static_cast<unsigned>(tokens));
-        const CombineRowFormat combined{hidden, 8};
+        const CombineRowFormat combined{hidden, 16};
         const auto room = [&](std::size_t bytes) { return bytes * static_cast<std::size_t>(tokens); };
         EXPECT_GE(window.source_bytes[0], room(row.bytes()))
             << tokens << " tokens of " << hidden << " channels, " << ranks << " ranks";
@@ -103,10 +103,10 @@ TEST(LowLatencyPlan, TheHintHasRoomForEveryRow) {
 TEST(LowLatencyPlan, TheHintSaysHowManyTokensFit) {
   const auto hint = [](int tokens) { return Buffer::low_latency_bytes_hint(tokens, 7168, 1024, 1024); };
   EXPECT_EQ(message_of<InvalidArgument>([&] { hint(128); }),
-            "max_tokens is 128, allowed: at most 93 for 1024 ranks and hidden 7168, as a rank has room for the rows of "
+            "max_tokens is 128, allowed: at most 77 for 1024 ranks and hidden 7168, as a rank has room for the rows of "
             "each of them: low_latency.bytes would be more than 7.00 GiB");
-  EXPECT_LE(hint(93), std::size_t{7} << 30);
-  EXPECT_THROW(hint(94), InvalidArgument);
+  EXPECT_LE(hint(77), std::size_t{7} << 30);
+  EXPECT_THROW(hint(78), InvalidArgument);
 }
 
 /// On 128 nodes of 8 all blocks run side by side, those that post to a thousand ranks, too.
@@ -223,10 +223,10 @@ TEST(LowLatencyPlan, OverlapLeavesMultiprocessorsAlone) {
   EXPECT_THROW(plan_combine(with_hook(inputs.arguments), setup), InvalidArgument);
   // Room for one row of each token from each rank, but not for one of each selection.
   setup = low_latency_setup();
-  setup.common.window.source_bytes[1] = std::size_t{128} * CombineRowFormat{7168, 8}.bytes(true);
-  inputs.handle.num_topk = 16;
-  inputs.arguments.topk_idx = TensorView::contiguous(kSomewhere, DType::int64, {100, 16}, setup.device);
-  inputs.arguments.topk_weights = TensorView::contiguous(kSomewhere, DType::float32, {100, 16}, setup.device);
+  setup.common.window.source_bytes[1] = std::size_t{128} * CombineRowFormat{7168, 16}.bytes(true);
+  inputs.handle.num_topk = 24;
+  inputs.arguments.topk_idx = TensorView::contiguous(kSomewhere, DType::int64, {100, 24}, setup.device);
+  inputs.arguments.topk_weights = TensorView::contiguous(kSomewhere, DType::float32, {100, 24}, setup.device);
   inputs.place_table(setup);
   EXPECT_THROW(plan_combine(with_hook(inputs.arguments), setup), Unsupported);
 }

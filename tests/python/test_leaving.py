@@ -30,6 +30,14 @@ CELLS = [
     ("out of memory", "dispatch", False),
     ("never", "constructor", False),
 ]
+#: Each way to end and each place is here once or more.
+QUICK = {
+    *((how, "dispatch", False) for how in ENDS),
+    *(("del", where, False) for where in PLACES),
+    ("SIGKILL", "low-latency combine", True),
+    ("exception", "low-latency dispatch", True),
+    *CELLS[-2:],
+}
 LONG = 60.0
 
 
@@ -71,15 +79,19 @@ def run_cell(context, how, where, masks):
 
 
 @pytest.fixture(scope="module")
-def cells():
+def cells(request):
     """Ranks are forked from a process that has loaded PyTorch; several cells run at once, as they mostly wait."""
+    calls = [item.callspec.params for item in request.session.items if "masks" in getattr(item, "fixturenames", ())]
+    wanted = [tuple(call[name] for name in ("how", "where", "masks")) for call in calls]
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["leaving"])
     with futures.ThreadPoolExecutor(4) as pool:
-        yield {cell: pool.submit(run_cell, context, *cell) for cell in CELLS}
+        yield {cell: pool.submit(run_cell, context, *cell) for cell in wanted}
 
 
-@pytest.mark.parametrize("how, where, masks", CELLS)
+@pytest.mark.parametrize(
+    "how, where, masks", [pytest.param(*cell, marks=() if cell in QUICK else pytest.mark.full) for cell in CELLS]
+)
 def test_a_rank_ends(cells, how, where, masks):
     seconds, said, status, answer = cells[how, where, masks].result()
     print(f"{how:24} {where:22} {'masks' if masks else '':6} {seconds:6.2f} s {said}")

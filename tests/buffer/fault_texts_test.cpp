@@ -86,7 +86,8 @@ TEST(FaultTexts, AMismatchOfLowLatencyDispatchesNamesOneArgumentWhereItCan) {
   const std::string end = ". The ranks no longer agree: destroy the buffer";
   EXPECT_EQ(describe_mismatch(fault, kSelf, "low_latency_dispatch: top-k differs"),
             "low_latency_dispatch: top-k differs" + end);
-  EXPECT_EQ(describe_mismatch(fault, kSelf, "").find("low_latency_dispatch: ranks 2 and 5 differ in one or more of "), 0u);
+  EXPECT_EQ(describe_mismatch(fault, kSelf, "").find("low_latency_dispatch: ranks 2 and 5 differ in one or more of "),
+            0u);
 }
 
 TEST(FaultTexts, Counts) {

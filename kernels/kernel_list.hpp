@@ -23,7 +23,7 @@
   KERNEL(combine_and_notify_internode,             CombineParams,             384) \
   KERNEL(dispatch_low_latency,                     LowLatencyDispatchParams,  512) \
   KERNEL(dispatch_low_latency_weighted,            LowLatencyDispatchParams,  512) \
-  KERNEL(dispatch_low_latency_rdma,                LowLatencyDispatchParams,  512) \
+  KERNEL(dispatch_low_latency_rdma,                LowLatencyDispatchParams,  384) \
   KERNEL(combine_low_latency,                      LowLatencyCombineParams,   512) \
   KERNEL(combine_low_latency_weighted,             LowLatencyCombineParams,   512) \
   KERNEL(combine_low_latency_rdma,                 LowLatencyCombineParams,   384) \

@@ -86,12 +86,14 @@ class Executor {
   /// Makes the device current until leave(). Returns true if the thread must call leave(), which restores the previous
   /// device.
   virtual bool enter() { return make_current(), false; }
+  /// Restores the device that was current before enter(), which returned true.
   virtual void leave() noexcept {}
 };
 
 /// While it lives, the executor's device is current for the calling thread.
 class DeviceScope {
  public:
+  /// Makes the executor's device current.
   explicit DeviceScope(Executor& executor) : left_(executor.enter() ? &executor : nullptr) {}
   ~DeviceScope() {
     if (left_ != nullptr) left_->leave();

@@ -33,7 +33,7 @@ LowLatencyPart plan_part(LowLatencyPhase phase, const LowLatencyDispatchPlan& pl
 int warps_per_row(const LowLatencyDispatchPlan& plan, const LowLatencySetup& setup) {
   const bool few = plan.params.expert_rows <= plan.most_working_blocks;
   if (setup.on_gpu() && few) return plan.warps;  // no block has two rows
-  if (plan.warps % 4 == 0 && plan.warps >= 16) return 4;
+  if (plan.warps % 4 == 0 && plan.warps >= 12) return 4;
   return plan.warps % 2 == 0 && plan.warps >= 8 ? 2 : 1;
 }
 

@@ -53,7 +53,7 @@ void run_low_latency_calls(const std::shared_ptr<Bootstrap>& bootstrap, int rail
                                                                .hidden = kHidden,
                                                                .routing = oracle::Routing::some_dropped,
                                                                .seed = seed + 10});
-    one.options.ranks_per_node = rails_of;
+    one.options.ranks_per_node = rank.size() / 2;  // by which ranks are added, by rails and without them
     const LowLatencyHandle handle = dispatch_low_latency(rank, buffer, one);
     const LowLatencyCombineArguments arguments = upload_combine(rank, one, handle);
     const auto expected = one.expected();

@@ -232,6 +232,8 @@ DEEP_EP_DEVICE Lateness is_late_wait(const WaitContext& context, int peer, Wante
     if (context.timeout_ns != 0 && waited > context.timeout_ns) return Lateness::late;
   }
   if (is_lost(*context.control, peer)) return Lateness::late;
+  // A peer that leaves keeps its memory until all have come to the end: this rank's NIC still completes.
+  if (wanted == Wanted::rdma_completion) return Lateness::none;
   if (load_acquire<Scope::gpu>(context.control->left + peer) == 0) return Lateness::none;
   if ((begin & kLeftPeerBits) != static_cast<std::uint64_t>(peer) + 1) return Lateness::look_again;
   if (context.control->masking != 0) mask_by_verdict(*context.control, peer);  // calls go on without it

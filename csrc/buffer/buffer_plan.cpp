@@ -52,12 +52,12 @@ BufferPlan BufferPlan::make(const BufferOptions& asked, const NodeMembership& no
   // Memory from which NICs fetch rows, and, with rails, rows for relays to forward.
   if (!plan.reach.far.empty()) layout.low_latency.add_staging(plan.reach.rail_width == 0 ? 0 : nodes.num_nodes);
   // Kernels of combine count 16-byte units of the heap in 32 bits.
-  constexpr std::size_t kMostWindow = std::size_t{64} << 30;
-  if (layout.low_latency.bytes != 0 && layout.window_at() > kMostWindow) {
+  constexpr std::size_t kMaxWindowEnd = std::size_t{64} << 30;
+  if (layout.low_latency.bytes != 0 && layout.window_at() > kMaxWindowEnd) {
     fail<InvalidArgument>(
         "low_latency.bytes must leave low-latency memory in the first {} of the heap, got {}, which end at {}: make it "
         "smaller",
-        format_bytes(kMostWindow), format_bytes(options.low_latency.bytes), format_bytes(layout.window_at()));
+        format_bytes(kMaxWindowEnd), format_bytes(options.low_latency.bytes), format_bytes(layout.window_at()));
   }
   return plan;
 }

@@ -14,7 +14,7 @@ struct LowLatencyCombineCase {
   std::vector<oracle::LowLatencyCombineInput> inputs;  ///< one per rank; rows that no token fills are NaN
   oracle::LowLatencyCombineOptions options{};
 
-  /// What the oracle expects, whatever way rows take. 0: as the options say.
+  /// The sums of the oracle, which no transport changes. ranks_per_node 0: as the options say.
   std::vector<oracle::Combined> expected(int ranks_per_node = 0) const;
 };
 

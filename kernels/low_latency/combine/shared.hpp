@@ -191,7 +191,7 @@ struct CombineCall : RankCall<LowLatencyKind::combine, kRdma> {
   DEEP_EP_DEVICE std::uint32_t sum_mark() const {
     return mark(static_cast<CombineRowKind>(1 + params.format.rest_bits / 8));
   }
-  /// What a mark has above its 20 bits is no part of the tag.
+  /// The tag contains the lowest 20 bits of the mark.
   DEEP_EP_DEVICE std::uint64_t tag(std::uint32_t mark) const { return std::uint64_t{mark} << kMarkShift | epoch; }
   DEEP_EP_DEVICE static std::uint32_t expert_of(std::uint32_t mark) { return (mark & kMarks) >> 3; }
   DEEP_EP_DEVICE static bool is_sum(std::uint64_t tag) {

@@ -107,7 +107,7 @@ TEST(Control, AWaitEndsWhenNothingComesOfItsPeer) {
   EXPECT_EQ(rank.control.seen, 2u);
 }
 
-/// What the peer has sent before it left may have become visible behind the look that hears of it.
+/// The peer's last stores may become visible after the look that hears that it has left.
 TEST(Control, AWaitForARankThatHasLeftEndsAtTheNextLook) {
   ControlledRank rank;
   rank.leave(2);
